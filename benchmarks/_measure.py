@@ -38,15 +38,17 @@ def open_readers(
 ) -> Iterator[TorchDataLoader[Any]]:
     """Yield a loader of a kind in READERS. All kinds get the same arguments, and defaults for the others.
 
-    Those of kind "spread" are threads in `processes` processes. Workers persist from one epoch to the next, so that
-    later epochs show the steady state.
+    The kind "auto" gets nothing else, so it starts its workers in each epoch. Workers of all others persist from one
+    epoch to the next. Those of kind "spread" are threads in `processes` processes.
     """
     if kind == "spread":
         arguments["worker_processes"] = processes
-    if kind != "torch":
+    if kind not in ("auto", "torch"):
         arguments["worker_method"] = {"none": "auto", "spread": "process"}.get(kind, kind)
     workers = 0 if kind == "none" else readers
-    arguments |= {"num_workers": workers, "persistent_workers": workers > 0}
+    if kind != "auto":
+        arguments.setdefault("persistent_workers", workers > 0)
+    arguments["num_workers"] = workers
     loader = (TorchDataLoader if kind == "torch" else DataLoader)(dataset, **arguments)
     try:
         yield loader

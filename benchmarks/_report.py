@@ -144,9 +144,10 @@ def _texts(spread: Spread | None) -> tuple[str, str]:
     """Return median and range of a spread, as the table shows them."""
     if spread is None:
         return "-", ""
-    low, high = _text(spread.low), _text(spread.high)
-    return _text(spread.median), "" if spread.low == spread.high else f"{low}-{high}"
+    low, high = number(spread.low), number(spread.high)
+    return number(spread.median), "" if spread.low == spread.high else f"{low}-{high}"
 
 
-def _text(value: float) -> str:
+def number(value: float) -> str:
+    """Return a figure as text."""
     return format(value, ",.0f" if abs(value) >= 100 else ".3g")

@@ -58,6 +58,8 @@ class Outcome:
     figures: Figures | None
     error: str | None = None
     failed: bool = False
+    seconds: float = 0.0
+    """What its process took as a whole."""
 
 
 def load(name: str) -> Benchmark:

@@ -28,26 +28,28 @@ from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.measure.processes import cpu_seconds, tree_memory
 
 TITLE = (
-    "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled; second and later epochs, files "
-    "in the page cache unless the row says otherwise"
+    "peers: 2,048 JPEGs, RandomResizedCrop(224), flip, uint8, batches of 64, shuffled, 2 workers that persist; second "
+    "and later epochs, files in the page cache unless the row says otherwise"
 )
 REPEATS = 5
 PACKAGES = ("ffcv",)
 
 COUNT, SMOKE_COUNT = 2048, 64
-BATCH, PASSES = 64, 3
+BATCH = 64
+PASSES = {"files": 2, "jpeg": 5, "raw": 8}
+"""Epochs that count. The first one does not."""
 GROUPS = {
     "files": "JPEG files",
-    "encoded": "packed, full-size JPEG",
     "jpeg": "packed, JPEG of 256 px",
     "raw": "packed, pixels of 256 px",
 }
 HOW = {
-    "planes": "planes",
-    "last": "channels-last",
-    "whole": "planes, whole images decoded",
-    "pillow": "Pillow + v1",
-    "torchvision": "torchvision decoder + v2",
+    "planes": "fastload, a plan",
+    "whole": "fastload, a plan of whole images",
+    "auto-torchvision": "fastload, torchvision decoder + v2",
+    "torch-torchvision": "torch, torchvision decoder + v2",
+    "torch-pillow": "torch, Pillow + v1",
+    "ffcv": "FFCV",
 }
 COLD = "; cold cache"
 
@@ -57,53 +59,40 @@ class Contender(NamedTuple):
 
     group: str
     recipe: str
-    how: str = ""
+    how: str
     workers: int = 2
-    cold: bool = False
-    """Measured with a cold cache as well."""
 
     @property
     def title(self) -> str:
-        loader, _, how = self.how.rpartition("-")
-        name = f"fastload, a plan, {HOW.get(how)}"
-        if self.recipe == "loose":
-            name = f"{'torch' if loader == 'torch' else 'fastload'}, {HOW[how]}"
-        elif self.recipe == "ffcv":
-            name = "FFCV" + " (encoded anew)" * (self.group == "encoded")
-        readers = f"{self.workers} {'processes' if loader == 'torch' else 'threads'}"
-        return f"{GROUPS[self.group]}: {name}, {readers if self.workers else 'serial'}"
+        workers = f", {self.workers} workers" * (self.workers != 2)
+        return f"{GROUPS[self.group]}: {HOW[self.how]}{workers}"
 
 
-FUSED, *PACKED = (Contender(group, "plan", "planes", cold=True) for group in GROUPS)
-ENCODED, JPEG, RAW = PACKED
-FFCV = {
-    group: Contender(group, "ffcv", cold=group != "encoded") for group in GROUPS if group != "files"
-}
+FUSED, JPEG, RAW = (Contender(group, "plan", "planes") for group in GROUPS)
+FFCV = {group: Contender(group, "ffcv", "ffcv") for group in ("jpeg", "raw")}
 TORCH = [
-    Contender(
-        "files", "loose", f"torch-{decoder}", workers, (decoder, workers) == ("torchvision", 2)
-    )
-    for decoder in ("torchvision", "pillow")
-    for workers in (0, 2, 4)
+    Contender("files", "loose", "torch-torchvision"),
+    Contender("files", "loose", "torch-torchvision", 4),
+    Contender("files", "loose", "torch-pillow"),
 ]
 CONTENDERS = [
     FUSED,
-    *(Contender("files", "plan", how) for how in ("last", "whole")),
-    *(Contender("files", "loose", f"thread-{decoder}") for decoder in ("torchvision", "pillow")),
+    Contender("files", "plan", "whole"),
+    Contender("files", "loose", "auto-torchvision"),
     *TORCH,
-    *(ENCODED, FFCV["encoded"]),
-    *(JPEG, *(Contender("jpeg", "plan", how) for how in ("last", "whole")), FFCV["jpeg"]),
-    *(RAW, Contender("raw", "plan", "last"), FFCV["raw"]),
+    *(JPEG, Contender("jpeg", "plan", "whole"), FFCV["jpeg"]),
+    *(RAW, FFCV["raw"]),
 ]
+COLD_ONES = (JPEG, FFCV["jpeg"], RAW, FFCV["raw"])
 
 
 def cases(*, smoke: bool) -> list[Case]:
     size = {"count": SMOKE_COUNT, "batch": 4} if smoke else {"count": COUNT, "batch": BATCH}
     found = []
     for it in CONTENDERS:
-        options = {key: value for key, value in it._asdict().items() if key != "cold"} | size
+        options = it._asdict() | size
         found.append(Case(it.title, options | {"cache": "warm"}, watch_memory=True))
-        if it.cold:
+        if it in COLD_ONES:
             found.append(Case(it.title + COLD, options | {"cache": "cold"}))
     return found
 
@@ -153,7 +142,7 @@ def measure(
             # Not from the start: what is compiled or started before the first batch is in that batch's figure.
             return figures | {"rate": (count - batch) / (first.seconds - first.first_batch_s)}
         before_s = cpu_seconds() or 0.0
-        later = passes(count=PASSES - 1)
+        later = passes(count=PASSES[group])
         cpu_s = (cpu_seconds() or 0.0) - before_s
         memory = tree_memory(os.getpid())
     return figures | {
@@ -181,20 +170,15 @@ class Numbers:
 def rows(results: Results) -> list[Row]:
     of = partial(row, results)
     found: list[Row] = []
-    decoder = best(results, [it.title for it in TORCH if "torchvision" in it.how], "rate")
-    against = {FUSED: (best(results, [it.title for it in TORCH], "rate"), "torch's best", 1.75)}
-    # Against FFCV; where it is not installed, against torch on the files, of whose rate FFCV's is 3 and 6 times.
-    for it, of_ffcv, of_torch in ((JPEG, 1.8, 5.4), (RAW, 4.0, 24.0)):
-        against[it] = (decoder, "torch, torchvision decoder, on the files", of_torch)
-        if ffcv_is_there():
-            against[it] = (FFCV[it.group].title, "FFCV", of_ffcv)
+    torchs = best(results, [it.title for it in TORCH], "rate")
+    against = {FUSED: (torchs, "torch's best", 1.75)}
+    against |= {JPEG: (FFCV["jpeg"].title, "FFCV", 1.8), RAW: (FFCV["raw"].title, "FFCV", 4.0)}
     for it in CONTENDERS:
         compared: dict[str, Any] = {}
         if it in against:
             other, reference, bound = against[it]
             compared = {"against": (other, "rate"), "reference": reference, "aim": Aim(">=", bound)}
-        found.append(of(it.title, "rate", unit="img/s", name=_named(it), **compared))
-    soon = {"first_batch_s": dict.fromkeys((JPEG, RAW), Aim("<=", 0.1, of="figure"))}
+        found.append(of(it.title, "rate", unit="img/s", **compared))
     units = {
         "first_batch_s": "s to the first batch",
         "cpu_ms": "CPU ms/img",
@@ -202,27 +186,14 @@ def rows(results: Results) -> list[Row]:
     }
     for key, unit in units.items():
         for it in CONTENDERS:
-            if it.workers == 2:
-                aim = soon.get(key, {}).get(it)
-                found.append(of(it.title, key, unit=unit, name=_named(it), aim=aim))
-    for it in CONTENDERS:
-        if it.cold:
-            cold = partial(of, it.title + COLD, name=_named(it) + COLD)
-            base = (
-                {}
-                if it is FUSED
-                else {"against": (FUSED.title + COLD, "rate"), "reference": "fused plan on files"}
-            )
-            found.append(cold("rate", unit="img/s", **base))
-            found.append(cold("first_batch_s", unit="s to the first batch"))
-            found.append(cold("cached", unit="of it cached at start"))
+            soon = key == "first_batch_s" and it in (JPEG, RAW)
+            aim = Aim("<=", 0.1, of="figure") if soon else None
+            found.append(of(it.title, key, unit=unit, aim=aim))
+    for it in COLD_ONES:
+        found.append(of(it.title + COLD, "rate", unit="img/s"))
+        found.append(of(it.title + COLD, "cached", unit="of it cached at start"))
     return found
 
 
 def ffcv_is_there() -> bool:
     return importlib.util.find_spec("ffcv") is not None
-
-
-def _named(it: Contender) -> str:
-    missing = it.recipe == "ffcv" and not ffcv_is_there()
-    return it.title + " (ffcv is not installed)" * missing

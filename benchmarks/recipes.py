@@ -43,12 +43,12 @@ class Task:
     group: str
     """What is read: "files", or a mode of `fastload set pack`."""
     how: str
-    """For `plan` "planes", "last" (channels-last), "whole" (whole JPEGs are decoded); for `loose` LOADER-DECODER."""
+    """For `plan` "planes", or "whole" (whole JPEGs are decoded); for `loose` LOADER-DECODER."""
     batch: int
     workers: int
 
     def read(self, kind: str, dataset: Any, **options: Any) -> Passes:
-        options |= {"batch_size": self.batch, "shuffle": True}
+        options |= {"batch_size": self.batch, "shuffle": True, "persistent_workers": True}
         return open_readers(kind, dataset, self.workers, **options)
 
 
@@ -57,18 +57,16 @@ def plan(task: Task) -> Passes:
     from fastload.datasets import ImageFileList, PackedDataset
     from fastload.image import RandomResizedCrop
 
-    last, whole = task.how == "last", task.how == "whole"
-    crop = RandomResizedCrop(SIZE, flip=0.5, channels_last=last, region_decode=not whole)
+    crop = RandomResizedCrop(SIZE, flip=0.5, region_decode=task.how != "whole")
     files = task.group == "files"
     dataset: Any = (ImageFileList if files else PackedDataset)(
         task.source / "filelist.txt" if files else task.source, transform=crop
     )
-    layout = torch.channels_last if last else torch.contiguous_format
-    return task.read("thread", dataset, memory_format=layout)
+    return task.read("auto", dataset)
 
 
 def loose(task: Task) -> Passes:
-    """A user's unmodified ImageFolder, by torch's DataLoader ("torch") or fastload's ("thread").
+    """A user's unmodified ImageFolder, by torch's DataLoader ("torch") or fastload's ("auto").
 
     The decoder is "pillow" (with transforms v1) or "torchvision" (with v2, on uint8 tensors).
     """
@@ -113,14 +111,14 @@ RECIPES = {"plan": plan, "loose": loose, "ffcv": ffcv}
 
 
 def pack_for_ffcv(root: str, out: str, group: str) -> None:
-    """JPEG at full size, which FFCV encodes again, or JPEG and pixels of at most 256 px."""
+    """JPEG or pixels, of at most 256 px."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
     from torchvision.datasets import ImageFolder
 
     images = RGBImageField(
         write_mode="raw" if group == "raw" else "jpg",
-        max_resolution=None if group == "encoded" else PACKED_SIDE,
+        max_resolution=PACKED_SIDE,
         jpeg_quality=QUALITY,
     )
     writer = DatasetWriter(out, {"image": images, "number": IntField()}, num_workers=2)
@@ -159,7 +157,7 @@ def packed(recipe: str, group: str, root: Path) -> Path:
             command = ["benchmarks.recipes", root, made, group]
             if recipe == "plan":
                 command = ["fastload", "set", "pack", root / "filelist.txt", made, "--mode", group]
-                command += ["--max-size", str(PACKED_SIDE)] * (group != "encoded")
+                command += ["--max-size", str(PACKED_SIDE)]
                 command += ["--quality", str(QUALITY)] * (group == "jpeg")
             stdout = sys.stderr.fileno()
             subprocess.run([sys.executable, "-m", *command], check=True, stdout=stdout)

@@ -140,7 +140,6 @@ def measure_memory(folder: Path, rows: int) -> Figures:
     several, _ = _added(folder / "set", READERS)
     return {
         "one": one / 2**20,
-        "several": several / 2**20,
         "more": (several - one) / (rows * WIDTH * 4),
         "arrow": arrow,
     }

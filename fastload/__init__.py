@@ -17,7 +17,8 @@ The way of an index, folder by folder, from what a user holds to the batch:
                   choice: threads or processes; iterator: the loop's side, fills the window and takes; readers: who
                   reads, what each owns, and what threads run; crew: processes that read; team: both, and how they
                   end; threads: what a thread has for itself; window: the bounded, ordered hand-off; waiting: lines of
-                  threads; pinning: the collector's work; epoch_counts: stats, and who hears them
+                  threads; pinning: the collector's work; epoch_counts: stats, and who hears them; ranks: what the
+                  ranks of a job hear of one another
     processes/    worker processes
                   starting: how they start; parent: one as the loop's process sees it; remote: the batches that it
                   was sent; child: what it and its readers run; work: what these share; beside: what it hears while they
@@ -53,7 +54,7 @@ Plug-ins, which none of these imports:
     stream                  prediction on messages             compat        other libraries' names
     accelerated             what Accelerate makes of a loader  integrations  frameworks without a hook
     sequences               mixtures, budgets, packing         streams       of shards, which resume exactly
-    cli                     the command `fastload`
+    metrics                 figures for Prometheus             cli           the command `fastload`
 
 `tests/rooms.py` has what each may import.
 """
@@ -68,6 +69,7 @@ from fastload import errors
 if TYPE_CHECKING:
     from fastload.loader import DataLoader
     from fastload.memory.prefetch import prefetch_to
+    from fastload.metrics import serve_metrics
     from fastload.order.sampler import RankSampler
     from fastload.random.streams import random_stream, sample_generator, sample_rng
     from fastload.reading.failures import SKIP
@@ -90,6 +92,7 @@ __all__ = [
     "random_stream",
     "sample_generator",
     "sample_rng",
+    "serve_metrics",
     "stage",
     "threads_ok",
 ]
@@ -108,6 +111,10 @@ def _first_use(name: str) -> Any:
         from fastload.stream import predict
 
         return predict
+    if name == "serve_metrics":
+        from fastload.metrics import serve_metrics
+
+        return serve_metrics
     if name == "prefetch_to":
         from fastload.memory.prefetch import prefetch_to
 

@@ -14,7 +14,7 @@ import sys
 if not hasattr(sys.modules["fastload"], "__distribution__"):
     raise ImportError(
         f"the package `fastload` in {sys.modules['fastload'].__path__} is not that of torch-fastload: the project "
-        f"`fastload` of PyPI replaced it. Run pip uninstall fastload torch-fastload, and install from the clone again"
+        f"`fastload` of PyPI replaced it. Run pip uninstall fastload torch-fastload, and install fastload again"
     )
 
 
@@ -221,6 +221,6 @@ def in_one_line(error: BaseException) -> str:
 def needs(what: str, package: str, extra: str, error: ModuleNotFoundError) -> NotInstalledError:
     """Return the error for an optional library that is missing. It says how to install the library."""
     return NotInstalledError(
-        f"{what} needs {package}, which is not installed. Run pip install '.[{extra}]' in the clone of fastload",
+        f"{what} needs {package}, which is not installed. Run pip install 'torch-fastload[{extra}]'",
         name=error.name,
     )

@@ -7,36 +7,37 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, overload
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, Sampler
 
 from fastload._kit.integers import integer
+from fastload.engine import ranks as other_ranks
 from fastload.engine.choice import Chosen, choose
 from fastload.engine.epoch_counts import NO_STATS, EpochCounts
 from fastload.engine.iterator import LoaderIterator
 from fastload.engine.readers import READERS
 from fastload.engine.team import Team, join
-from fastload.order.batches import draws_nothing, fits_any_world, in_world, position_after
+from fastload.order.batches import fits_any_world, in_world
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.lanes import dealt_anew
 from fastload.order.order import MAX_AHEAD
-from fastload.order.partition import divided_once, partition, refuse_two_partitions
+from fastload.order.partition import divided_once, refuse_two_partitions
 from fastload.order.sampler import RankSampler
 from fastload.order.sampler_state import (
-    check_draws,
     rank_sampler,
     restore_generators,
     restore_own_state,
 )
-from fastload.order.state import VERSION, IterableState, SampledState, check, edited, known_length
+from fastload.order.state import VERSION, IterableState, SampledState, check, known_length
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.safety import CopyDataset
 from fastload.settings import Method, OnError, Settings
 from fastload.telemetry import Stats
+from fastload.telemetry.ranks import Ranks
 
 T = TypeVar("T", covariant=True)
 
@@ -180,7 +181,7 @@ class DataLoader(TorchDataLoader[T]):
             # Torch's constructor turns None into 2. A loader rebuilt from its attributes must get None again.
             self.prefetch_factor = prefetch_factor
         Settings.of(self).check()
-        samplers = self._samplers()
+        samplers = samplers_of(self._index_sampler, self.batch_sampler, self.sampler)
         refuse_two_partitions(dataset, samplers)
         if (single := rank_sampler(self._index_sampler)) is not None:
             size = getattr(self._index_sampler, "batch_size", None)
@@ -206,11 +207,14 @@ class DataLoader(TorchDataLoader[T]):
         if not self._is_ours:
             with self._epochs.beginning(seeded=self.seed is not None):
                 return super().__iter__()
-        iterator: Any = self._iterator
-        if isinstance(iterator, LoaderIterator) and not iterator.alive:
-            iterator.close()  # an error that the user keeps may keep it, and with it the workers that live
+        before: Any = self._iterator
+        if isinstance(before, LoaderIterator) and not before.alive:
+            before.close()  # an error that the user keeps may keep it, and with it the workers that live
             self._iterator = None
-        return super().__iter__()
+        iterator = super().__iter__()
+        if (watch := other_ranks.watch_of(self)) is not None:
+            watch.wake()
+        return iterator
 
     def _get_iterator(self) -> Any:
         if not self._is_ours:
@@ -225,6 +229,8 @@ class DataLoader(TorchDataLoader[T]):
         who = self._who(what)
         iterator = LoaderIterator(READERS[who.kind](what, who), self._epochs)
         self._iterators[id(iterator)] = iterator
+        if self._counts is not None:
+            iterator.counts.now.earlier = self._counts.total()
         with self._epochs.restoring():  # Ctrl-C may strike once it has begun
             iterator.begin()
             self._counts = iterator.counts
@@ -291,9 +297,23 @@ class DataLoader(TorchDataLoader[T]):
         """Set the epoch of the next `iter()`, also in a sampler or iterable dataset that has `set_epoch`."""
         self._epochs.set(epoch)
 
-    def stats(self) -> Stats:
-        """Return the counts and waits of the latest epoch. Torch's own iterators measure nothing."""
-        return NO_STATS if self._counts is None else self._counts.stats()
+    @overload
+    def stats(self, *, total: bool = False) -> Stats: ...
+
+    @overload
+    def stats(self, *, ranks: Literal[True]) -> Ranks: ...
+
+    def stats(self, *, total: bool = False, ranks: bool = False) -> Stats | Ranks:
+        """Return the counts and waits of the latest epoch. Torch's own iterators measure nothing.
+
+        Args:
+            total: of all epochs together.
+            ranks: of all ranks of the job. They need not call it: see docs/ranks.md.
+        """
+        if ranks:
+            return other_ranks.of_ranks(self)
+        counts = self._counts
+        return NO_STATS if counts is None else counts.total() if total else counts.stats()
 
     def state_dict(self, *, ahead: int = 0) -> dict[str, Any]:
         """Return the loop's position in the latest epoch, as plain JSON values. Any loader like this one can load it.
@@ -312,7 +332,7 @@ class DataLoader(TorchDataLoader[T]):
             StateError: JSON cannot hold what `state_dict()` of the sampler returned.
         """
         if not self._is_ours:
-            self._warn_of_no_state()
+            _warn_of_no_state()
             return {"version": VERSION, "kind": "torch"}
         if integer("ahead", ahead) not in range(MAX_AHEAD + 1):
             raise ValueError(f"ahead must be 0 to {MAX_AHEAD}, got {ahead}")
@@ -329,33 +349,23 @@ class DataLoader(TorchDataLoader[T]):
                 and what to do. If the sampler gives other indices than before, `iter()` raises it.
         """
         if not self._is_ours:
-            self._warn_of_no_state()
+            _warn_of_no_state()
             return
         settings = Settings.of(self)
-        ours = fresh_state(settings, 0, None)
+        ours, rank = fresh_state(settings, 0, None)
         states: Any = state if settings.exact and isinstance(state, list) else [state]
         states = [*map(type(ours).from_json, states)]
         found: Any = states[0]
         if isinstance(ours, IterableState) and settings.exact:
             found = dealt_anew(self.dataset, states, ours)
-        rank, _ = partition(self._index_sampler, self.dataset)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             found = in_world(self._index_sampler, found, ours.world_size)
-            _check_sampled(self._index_sampler, found, ours.world_size)
         with self._epochs.restoring():
             self._epochs.load(found)
             if isinstance(found, SampledState) and found.ended and found.draws:
                 restore_own_state(self._index_sampler, found.sampler_state)  # it may raise
                 restore_generators(self._index_sampler, found.draws[-1])
-
-    def _warn_of_no_state(self) -> None:
-        warnings.warn(
-            'fastload: worker_method="torch" uses torch\'s own iterator, which does not know its place in an epoch. '
-            "There is nothing to save, and after loading the epoch starts from its first batch. To save and resume, "
-            'use worker_method="thread" or "process"',
-            stacklevel=3,
-        )
 
     def close(self) -> None:
         """End all workers of this loader once their current calls return. `iter()` starts new ones.
@@ -378,19 +388,17 @@ class DataLoader(TorchDataLoader[T]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _samplers(self) -> list[Any]:
-        """Return the samplers that may know of epochs and ranks: the batch sampler, what it batches, the sampler."""
-        batched = getattr(self._index_sampler, "sampler", None)
-        found = [self.batch_sampler, batched, self.sampler]
-        return list({id(s): s for s in found if s is not None}.values())
+
+def samplers_of(index_sampler: Any, batch_sampler: Any, sampler: Any) -> list[Any]:
+    """Return the samplers that may know of epochs and ranks: the batch sampler, what it batches, the sampler."""
+    found = [batch_sampler, getattr(index_sampler, "sampler", None), sampler]
+    return list({id(s): s for s in found if s is not None}.values())
 
 
-def _check_sampled(sampler: Any, state: SampledState, world_size: int) -> None:
-    """Raise `StateError` if no loader with `sampler` can have saved `state`."""
-    position = position_after(sampler, world_size, state.batches)
-    if position not in (None, state.position):
-        raise edited("position", state.position, f"{position} after {state.batches} batches")
-    if state.draws is not None:
-        check_draws(sampler, state.draws, keyed=state.seed is not None)
-    elif state.batches and not draws_nothing(sampler):
-        raise edited("draws", None, "states of generators")
+def _warn_of_no_state() -> None:
+    warnings.warn(
+        'fastload: worker_method="torch" uses torch\'s own iterator, which does not know its place in an epoch. '
+        "There is nothing to save, and after loading the epoch starts from its first batch. To save and resume, "
+        'use worker_method="thread" or "process"',
+        stacklevel=3,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -62,24 +62,3 @@ def resumes_twice(
         for epoch in (2, 3):
             assert [plain(batch) for batch in loader] == whole[epoch], f"{epoch=}, {again=}"
         loader.close()
-
-
-WRONG = (None, -3, 1.5, "x", [], {}, True, 1 << 70)
-
-
-def edits(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield where a JSON value was edited, and the edited value: a part is missing, or has a wrong type.
-
-    An int is replaced by one that is negative or too large, a string by another one.
-    """
-    parts = value.items() if isinstance(value, dict) else []
-    for key, part in parts:
-        yield f"{where}.{key} missing", {k: v for k, v in value.items() if k != key}
-        for place, edited in edits(part, f"{where}.{key}"):
-            yield place, {**value, key: edited}
-    for k, part in enumerate(value if isinstance(value, list) else []):
-        for place, edited in edits(part, f"{where}.{k}"):
-            yield place, [*value[:k], edited, *value[k + 1 :]]
-    for wrong in WRONG:
-        if type(wrong) is not type(value) or (wrong and wrong not in (value, True)):
-            yield f"{where}={wrong!r}", wrong

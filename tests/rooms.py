@@ -21,7 +21,7 @@ CORE = {
     "processes": "errors _kit telemetry random safety settings memory order reading",
     "engine": "errors _kit telemetry random safety settings memory order reading processes",
     "loader": "_kit telemetry safety settings order reading engine",
-    "__init__": "errors telemetry random safety memory order reading loader (stream)",
+    "__init__": "errors telemetry random safety memory order reading loader (metrics stream)",
 }
 
 PLUG_INS = {
@@ -35,6 +35,7 @@ PLUG_INS = {
     "image": "errors _kit telemetry random",
     "integrations": "errors _kit random settings order loader",
     "measure": "__init__ errors _kit telemetry rows reading",
+    "metrics": "errors telemetry",
     "parameters": "errors _kit distributed",
     "sequences": "errors _kit order rows",
     "store": "errors _kit rows order reading loader datasets distributed (train)",

@@ -125,14 +125,14 @@ def test_the_device_check_runs_on_the_cpu_and_ends_in_time(
 
 
 def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load("engine")
-    good, *_ = engine.cases(smoke=True)
+    small = load("small")
+    good, *_ = small.cases(smoke=True)
     broken = Case("broken", good.options | {"kind": "torch", "workers": -1})
-    monkeypatch.setattr(engine, "cases", lambda *, smoke: [good, broken])
-    monkeypatch.setattr(engine, "rows", lambda results: [row(results, "broken", "cost", unit="us")])
-    result = click.testing.CliRunner().invoke(main, ["engine", "--smoke"])
+    monkeypatch.setattr(small, "cases", lambda *, smoke: [good, broken])
+    monkeypatch.setattr(small, "rows", lambda results: [row(results, "broken", "rate", unit="")])
+    result = click.testing.CliRunner().invoke(main, ["small", "--smoke"])
     assert result.exit_code == 1
-    assert "engine: broken: ended with 1" in result.stderr
+    assert "small: broken: ended with 1" in result.stderr
     assert "ValueError: num_workers option should be non-negative" in result.stderr
     assert "1 runs failed" in result.stderr
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import fastload
 from fastload import DataLoader as FastDataLoader
 from fastload._kit.cores import usable_cores
-from fastload.check import Report, check
+from fastload.check import Finding, Report, check
 from fastload.check.equality import same
 from fastload.cli import main
 from fastload.cli._checking import checked
@@ -37,6 +37,12 @@ from tests.children import run_python
 from tests.fakes import OwnIterator
 
 RECORD = 16
+
+
+@pytest.fixture(autouse=True)
+def _default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let loaders choose, as in a program of the user's."""
+    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "auto")
 
 
 class Records(Dataset[int]):
@@ -147,18 +153,58 @@ def test_a_file_position_that_threads_share_is_a_fault(tmp_path: Path) -> None:
     assert "not safe to read with 4 workers" in str(report)
 
 
-def test_an_open_handle_that_threads_cannot_share_is_a_fault(tmp_path: Path) -> None:
+def table(path: Path) -> Dataset[int]:
     class Table(Honest):
         def __init__(self) -> None:
             super().__init__()
-            self.connection = sqlite3.connect(tmp_path / "table.db")
+            self.connection = sqlite3.connect(path)
+            self.connection.execute("CREATE TABLE IF NOT EXISTS numbers (n INTEGER)")
 
-    dataset = Table()
-    report = check(dataset)
+        def __getitem__(self, index: int) -> int:
+            found: int = self.connection.execute("SELECT ?", (index,)).fetchone()[0]
+            return found
+
+    return Table()
+
+
+def test_an_open_handle_is_read_as_the_loader_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes can use a connection, and threads cannot."""
+    dataset: Any = table(tmp_path / "table.db")
+    report = check(dataset, samples=8, workers=2)
+    assert report.ok
+    assert report.kind == "processes"
+    assert "bit for bit" in str(report)
+    assert "worker processes share the open dataset.connection" in words(report, "note")
+    monkeypatch.setenv("FASTLOAD_WORKER_METHOD", "thread")
+    report = check(dataset, samples=8, workers=2)
     dataset.connection.close()
     assert not report.ok
     assert "dataset.connection (sqlite3.Connection: open)" in words(report, "fault")
     assert "Nothing could be compared." in str(report)
+
+
+def test_the_workers_are_those_of_a_default_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads read too where a later epoch may take them."""
+    heard: list[str] = []
+    report = check([1, 2, 3], samples=3, workers=2, say=heard.append)
+    assert report.kind == "processes and threads"
+    assert heard == ["serially", "in 2 processes", "in 2 threads"]
+    assert "Processes and threads gave the samples" in str(report)
+    assert check(Sharded(), samples=4, workers=2).kind == "processes"
+    for method, kind in {"torch": "torch's processes", "thread": "threads"}.items():
+        monkeypatch.setenv("FASTLOAD_WORKER_METHOD", method)
+        report = check([1, 2, 3], samples=3, workers=2)
+        assert report.kind == kind
+        assert f"{kind} read it: FASTLOAD_WORKER_METHOD says so" in str(report)
+
+
+def test_advice_stands_once_below_all_that_it_is_for() -> None:
+    found = [("one", "Keep it."), ("two", "Leave it."), ("three", "Keep it.")]
+    report = Report("Honest", 2, findings=[Finding("note", *each) for each in found])
+    lines = ["note: one", "note: three", "       Keep it.", "note: two", "       Leave it."]
+    assert "\n".join(lines) in str(report)
 
 
 class Cursor(Honest):

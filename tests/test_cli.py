@@ -3,7 +3,6 @@
 - Arguments of every command are checked: nan, inf, seeds, devices, models and durations.
 - A file list is looked for in the current folder, then in `--base-dir`. If it is missing, both are named.
 - `fastload` runs the main job end to end.
-- The old names of commands work: `pack`, `verify`, `stage`, `inspect` and `store`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from click.testing import CliRunner
 
 import fastload
 from fastload.bench.figures import Outcome
-from fastload.bench.plan import Run
+from fastload.bench.plan import SweepRun
 from fastload.cli import main
 from fastload.errors import FastloadError, UsageError
 from tests.children import run_python
@@ -51,14 +50,6 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- what it teaches ----
-
-
-def test_the_old_names_of_commands_are_those_of_set() -> None:
-    for line in ("store ls", "store info", "store serve", "pack", "verify", "stage", "inspect"):
-        old = call(*line.split(), "--help").output
-        new = call("set", line.split()[-1].replace("info", "inspect"), "--help").output
-        assert old.split("\n\n", 1)[1] == new.split("\n\n", 1)[1]
-    assert "  store" not in call("--help").output
 
 
 def test_module_and_command_are_the_same_and_load_no_torch() -> None:
@@ -142,7 +133,9 @@ def test_a_run_that_fails_is_said_the_others_go_on_and_the_command_fails(
     pytest.importorskip("torchvision")
     from fastload.bench import loop
 
-    def in_this_process(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
+    def in_this_process(
+        run: SweepRun, *, files: Sequence[str], say: Callable[[str], None]
+    ) -> Outcome:
         """Stand in for a process of its own; the run of torch's loader breaks."""
         broken = run.loader == "torch"
         return Outcome(
@@ -260,7 +253,7 @@ def test_a_missing_package_names_the_extra(
     )
     refuse(
         call("bench", "--file-list", file_list, "--plot", "out.png"),
-        f"pip install '.[{extra}]' in the clone of fastload",
+        f"pip install 'torch-fastload[{extra}]'",
     )
 
 

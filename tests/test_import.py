@@ -1,7 +1,7 @@
 """Promises:
 - `import fastload` loads no plug-in and changes nothing in the process. torch and numpy are loaded when a name needs
   them, and nothing beside them.
-- `fastload flow`, `store ls`, `store info`, `store gc`, `inspect` and `env` load no torch.
+- `fastload flow`, `set ls`, `set gc`, `set inspect` and `env` load no torch.
 - If the module of another project is in our place, or its files lie in our folder, a sentence says so.
 - `fastload.__version__` is the version of the installed package, which pyproject.toml and CITATION.cff have.
 """
@@ -143,11 +143,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("command", "printed"),
     [
-        ("store ls --root .", "x bfloat16[2], flag bool, name string"),
-        ("store info columns --root .", "column x: bfloat16[2]"),
-        ("store gc --root .", "0 B freed"),
-        ("inspect columns", "column name: string"),
-        ("inspect packed", "column payload: large_binary"),
+        ("set ls --root .", "x bfloat16[2], flag bool, name string"),
+        ("set inspect columns --root .", "column x: bfloat16[2]"),
+        ("set gc --root .", "0 B freed"),
+        ("set inspect columns", "column name: string"),
+        ("set inspect packed", "column payload: large_binary"),
         ("flow show pipe.toml", "never ran"),
         ("env", "cores for this rank: "),
     ],

@@ -36,10 +36,10 @@ CORE = [path for path in MODULES if room_of(path) in rooms.CORE]
 WORKERS, WINDOW = PACKAGE / "engine" / "threads.py", PACKAGE / "engine" / "window.py"
 SLOTS = PACKAGE / "memory" / "slots.py"
 """May have a lock: one worker makes the slot of a batch."""
-PROCESS = {PACKAGE / "processes" / name for name in ("beside.py", "child.py")}
+PROCESS = {PACKAGE / "processes" / name for name in ("beside.py", "worker_main.py")}
 PROCESSES = {
     PACKAGE / "processes" / f"{name}.py"
-    for name in ("beside", "parent", "pausing", "remote", "work")
+    for name in ("beside", "child", "pausing", "remote", "work")
 }
 """May have locks, and a worker process a thread: it hears the loop's process, and never runs code of the user's."""
 PARAMETERS = {

@@ -80,7 +80,7 @@ def test_ours_and_torchs_do_the_work(it: Contender, images: Path) -> None:
 
 @pytest.mark.parametrize(
     ("it", "condition"),
-    [(it, "") for it in FFCV.values()] + [(FUSED, peers.COLD)],
+    [(it, "") for it in FFCV.values()] + [(JPEG, peers.COLD)],
     ids=lambda it: it if isinstance(it, str) else it.title,
 )
 def test_a_peer_does_the_work(it: Contender, condition: str, images: Path) -> None:
@@ -113,24 +113,15 @@ def results(rates: dict[str, float]) -> dict[str, list[Figures | None]]:
     }
 
 
-@pytest.mark.parametrize("installed", [True, False], ids=["FFCV", "no FFCV"])
-def test_our_rates_are_held_against_the_best_peer_that_is_installed(
-    installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peers, "ffcv_is_there", lambda: installed)
-    decoder = peers.TORCH[1].title
+def test_our_rates_are_held_against_the_best_peer() -> None:
+    decoder = peers.TORCH[0].title
     assert "torchvision decoder" in decoder
     rates = {decoder: 1100.0, JPEG.title: 4500.0, FFCV["jpeg"].title: 4000.0}
     rows = peers.rows(results(rates))
     (ours,) = (row for row in rows if row.name == JPEG.title and row.unit == "img/s")
     assert ours.ratio is not None
-    if installed:
-        assert (ours.reference, ours.met) == ("FFCV", False)
-        assert ours.ratio.median == 4500 / 4000
-    else:
-        assert ours.reference == "torch, torchvision decoder, on the files"
-        assert ours.ratio.median == 4500 / 1100
-        assert any(row.name == f"{FFCV['jpeg'].title} (ffcv is not installed)" for row in rows)
+    assert (ours.reference, ours.met) == ("FFCV", False)
+    assert ours.ratio.median == 4500 / 4000
     rates = {FUSED.title: 1500.0, decoder: 1300.0}
     fused = [r for r in peers.rows(results(rates)) if r.name == FUSED.title and r.aim is not None]
     found = [(r.reference, r.ratio.median, r.met) for r in fused if r.ratio is not None]

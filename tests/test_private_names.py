@@ -23,7 +23,7 @@ integrations/lightning
 ELSEWHERE = {
     "engine/iterator": "_is_owned",
     "processes/packing": "_untyped_storage",
-    "processes/parent": "_popen",
+    "processes/child": "_popen",
     "processes/starting": "_preload_modules",
     "settings": "_IterableDataset_len_called _auto_collation _index_sampler",
     "store/dask": "_parameters",

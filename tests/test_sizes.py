@@ -1,7 +1,7 @@
 """Promises:
 - No file has over 400 lines, no class over 20 methods, no function body over 60 lines of code.
 - No folder has more lines of code than its row in `tests/budgets.py` allows.
-- The sum of all budgets only falls.
+- The sum of all budgets only falls, but for the features that the table names.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.budgets import BUDGETS, ROOT, TABLE, git, lines_of_code, measured, sum_at_base
+from tests.budgets import BUDGETS, FEATURES, ROOT, TABLE, git, lines_of_code, measured, sum_at_base
 
 PACKAGE = ROOT / "fastload"
 
@@ -58,7 +58,7 @@ def test_a_folder_is_within_its_budget() -> None:
     )
 
 
-# ---- the sum only falls ----
+# ---- the sum only falls, but for features ----
 
 
 def commit(folder: Path) -> str:
@@ -89,9 +89,9 @@ def test_the_sum_is_read_from_the_base(repository: Path) -> None:
     assert sum_at_base(repository) == 4_000
 
 
-def test_the_sum_of_all_budgets_only_falls() -> None:
+def test_the_sum_of_all_budgets_only_falls_but_for_features() -> None:
     try:
         before = sum_at_base()
     except LookupError as reason:
         pytest.skip(f"cannot compare with the table of the change before: {reason}")
-    assert sum(BUDGETS.values()) <= before
+    assert sum(BUDGETS.values()) <= before + sum(FEATURES.values())

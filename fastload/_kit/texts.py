@@ -5,7 +5,8 @@ from __future__ import annotations
 
 def counted(number: int, one: str, many: str = "") -> str:
     """Return a number with its noun."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    plural = many or one + ("es" if one.endswith(("s", "ch")) else "s")
+    return f"{number:,} {one if number == 1 else plural}"
 
 
 def size_text(count: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fastload.bench.plan import Run
+from fastload.bench.plan import SweepRun
 from fastload.errors import FastloadError
 from fastload.measure.figures import Figures
 
@@ -17,7 +17,7 @@ class BenchError(FastloadError):
 class Outcome:
     """A run and its result: figures, or an error in one line."""
 
-    run: Run
+    run: SweepRun
     figures: Figures | None
     error: str | None
     peak_bytes: int | None

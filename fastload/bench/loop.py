@@ -16,7 +16,7 @@ from torchvision import transforms
 
 import fastload
 from fastload.bench.figures import BenchError
-from fastload.bench.plan import Run, TransformName, sample_order
+from fastload.bench.plan import SweepRun, TransformName, sample_order
 from fastload.datasets import ImageFileList
 from fastload.image import IMAGENET_MEAN, IMAGENET_STD, Plan, RandomResizedCrop, Resize
 from fastload.measure.averages import average_line
@@ -48,7 +48,7 @@ def image_plan(name: TransformName) -> Plan:
     return RandomResizedCrop(224, flip=0.5, mean=IMAGENET_MEAN, std=IMAGENET_STD)
 
 
-def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataLoader[Any]:
+def open_loader(run: SweepRun, dataset: Dataset[Any], order: list[int]) -> TorchDataLoader[Any]:
     """Return the loader of a run. Two runs over one workload differ in nothing else but a plan."""
     size = run.workload.batch_size
     options: dict[str, Any] = {"sampler": order, "num_workers": run.workers, "drop_last": True}
@@ -58,7 +58,7 @@ def open_loader(run: Run, dataset: Dataset[Any], order: list[int]) -> TorchDataL
     return fastload.DataLoader(dataset, size, worker_method=method, **options)
 
 
-def open_run(run: Run) -> tuple[TorchDataLoader[Any], list[int]]:
+def open_run(run: SweepRun) -> tuple[TorchDataLoader[Any], list[int]]:
     """Return the loader over the files of the run's list, and the indices that it must deliver."""
     work = run.workload
     transform = (image_plan if run.loader == "plan" else image_transform)(work.transform)
@@ -67,7 +67,7 @@ def open_run(run: Run) -> tuple[TorchDataLoader[Any], list[int]]:
     return open_loader(run, Numbered(listed), order), order
 
 
-def measure(run: Run, say: Callable[[str], None]) -> Figures:
+def measure(run: SweepRun, say: Callable[[str], None]) -> Figures:
     """Take `steps` batches from the loader of a run, one per step. Pass each line of the run to `say` at once."""
     began = time.monotonic()
     work = run.workload
@@ -103,7 +103,7 @@ def measure(run: Run, say: Callable[[str], None]) -> Figures:
 def _measured(content: Any) -> dict[str, Any]:
     # As in each worker of any loader. Otherwise serial loading alone, on the loop's thread, would have several.
     torch.set_num_threads(1)
-    return asdict(measure(Run.from_json(content), partial(print, flush=True)))
+    return asdict(measure(SweepRun.from_json(content), partial(print, flush=True)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
 from fastload._kit.options import Count, Option
-from fastload.measure.options import CacheState, ImageList, Loop
+from fastload._kit.texts import counted
+from fastload.measure.options import CacheState, ImageList, LoopOptions
 from fastload.measure.repeats import turns
 
 LoaderKind = Literal["serial", "auto", "thread", "process", "torch", "plan"]
@@ -20,7 +21,7 @@ _WORKERS = {"thread": "thread", "process": "process", "torch": "torch process"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload(Loop, ImageList):
+class Workload(LoopOptions, ImageList):
     """What all runs of a benchmark have in common: the samples, their order, and the loop that takes them."""
 
     steps: Annotated[int, Option("-s --nsteps", min=6)] = 20
@@ -45,7 +46,7 @@ class Workload(Loop, ImageList):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Sweep:
     """The configurations that are compared over one workload."""
 
     loaders: Annotated[tuple[LoaderKind, ...], Option("--loaders NAME,NAME,...")] = (
@@ -63,7 +64,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SweepRun:
     """One measurement: a loader over a workload. Runs over one workload differ only in the loader, or in its plan."""
 
     workload: Workload
@@ -77,8 +78,7 @@ class Run:
         if self.loader == "serial":
             return "serial"
         kind = _WORKERS.get(self.loader, "worker")
-        plural = "" if self.workers == 1 else "es" if kind.endswith("s") else "s"
-        return f"{self.workers} {kind}{plural}{', plan' * (self.loader == 'plan')}"
+        return counted(self.workers, kind) + ", plan" * (self.loader == "plan")
 
     @property
     def ordered_samples(self) -> int:
@@ -97,19 +97,19 @@ class Run:
         return cls(**{**document, "workload": Workload(**document["workload"])})
 
 
-def plan_runs(workload: Workload, plan: Plan) -> list[Run]:
+def plan_runs(workload: Workload, sweep: Sweep) -> list[SweepRun]:
     """Return runs of each loader with each number of workers, `repeats` times. Serial loading has no workers.
 
     The repeats are interleaved.
     """
     once = [
         (loader, count)
-        for loader in plan.loaders
-        for count in ((0,) if loader == "serial" else plan.workers)
+        for loader in sweep.loaders
+        for count in ((0,) if loader == "serial" else sweep.workers)
     ]
     return [
-        Run(workload=workload, loader=loader, workers=count, repeat=repeat)
-        for repeat, (loader, count) in turns(once, plan.repeats)
+        SweepRun(workload=workload, loader=loader, workers=count, repeat=repeat)
+        for repeat, (loader, count) in turns(once, sweep.repeats)
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from fastload._kit.disk import write_file
 from fastload._kit.tables import columns
+from fastload._kit.texts import counted
 from fastload.bench.figures import Outcome
 from fastload.bench.plan import LoaderKind, Workload
 from fastload.measure import WARMUP_STEPS
@@ -126,7 +127,8 @@ def preamble(workload: Workload, origin: dict[str, Any], *, runs: int, listed: i
     """Return lines on what will be measured, and warnings of what will distort it."""
     lines = [
         caption(origin),
-        f"{runs} runs of {workload.steps} steps of {workload.batch_size} samples, out of {listed} files.",
+        f"{counted(runs, 'run')} of {workload.steps} steps of {counted(workload.batch_size, 'sample')}, "
+        f"out of {counted(listed, 'file')}.",
     ]
     if listed < workload.samples:
         lines.append(
@@ -157,7 +159,7 @@ def cells(rows: Sequence[Row]) -> list[list[str]]:
 
 def notes(rows: Sequence[Row], workload: Workload) -> list[str]:
     """Return lines that say how the figures of the table were measured, and what its columns mean."""
-    counts = " or ".join(str(count) for count in sorted({row.runs for row in rows}))
+    counts = " or ".join(counted(runs, "run") for runs in sorted({row.runs for row in rows}))
     cache = "read before" if workload.cache == "warm" else "dropped from the page cache before"
     meanings = {
         "loader": "fastload's, unless torch is named",
@@ -173,10 +175,10 @@ def notes(rows: Sequence[Row], workload: Workload) -> list[str]:
         )
     if warning := noise(rows):
         meanings["noise"] = warning
-    few = " Small differences between single runs mean nothing." if counts == "1" else ""
+    few = " Small differences between single runs mean nothing." if counts == "1 run" else ""
     return [
-        f"Medians of {counts} runs of {workload.steps} steps of {workload.batch_size} samples. The first "
-        f"{WARMUP_STEPS} steps are warm-up. Runs are new processes, interleaved.{few}",
+        f"Medians of {counts} of {workload.steps} steps of {counted(workload.batch_size, 'sample')}. "
+        f"The first {WARMUP_STEPS} steps are warm-up. Runs are new processes, interleaved.{few}",
         *(f"{name:<11}  {meaning}" for name, meaning in meanings.items()),
     ]
 
@@ -211,7 +213,7 @@ def findings(outcomes: Sequence[Outcome]) -> str:
 
 def partial(done: int, planned: int) -> str:
     """Return the line that says how many runs were completed, or "" if all were."""
-    return f"Partial: stopped after {done} of {planned} runs." if done < planned else ""
+    return f"Partial: stopped after {done} of {counted(planned, 'run')}." if done < planned else ""
 
 
 def conditions(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
@@ -221,7 +223,7 @@ def conditions(document: Mapping[str, Any], rows: Sequence[Row]) -> list[str]:
     runs = max((row.runs for row in rows), default=0)
     lines = [
         ", ".join(loaded),
-        f"step {document['step']}; median and range of {runs} runs" if runs else "",
+        f"step {document['step']}; median and range of {counted(runs, 'run')}" if runs else "",
         partial(len(document["runs"]), document["planned_runs"]),
         caption(document["provenance"]),
         document["noise"],

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from fastload._kit.cores import usable_cores
 from fastload.bench.figures import BenchError, Outcome
-from fastload.bench.plan import Run, sample_order
+from fastload.bench.plan import SweepRun, sample_order
 from fastload.datasets import ImageFileList
 from fastload.measure.figures import Figures
 from fastload.measure.fresh import run_fresh
@@ -18,7 +18,7 @@ from fastload.measure.page_cache import cached_share, prepare_cache
 from fastload.telemetry import cores_busy_s
 
 
-def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
+def files_of(runs: Sequence[SweepRun]) -> tuple[int, list[str]]:
     """Return the number of samples in the file list, and the files that the longest run reads, each once.
 
     The order of a shorter run is a prefix of the longest one's, so these are the files of every run of the workload.
@@ -37,7 +37,7 @@ def files_of(runs: Sequence[Run]) -> tuple[int, list[str]]:
     return len(listed), files
 
 
-def execute(run: Run, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
+def execute(run: SweepRun, *, files: Sequence[str], say: Callable[[str], None]) -> Outcome:
     """Measure one run in a new process. Call this in the main thread only.
 
     Args:

@@ -26,11 +26,13 @@ from fastload.check.reading import (
 )
 from fastload.check.report import Finding, Findings, Report
 from fastload.check.summary import summary
-from fastload.errors import DatasetCopyError, SharedStateWarning
+from fastload.errors import DatasetCopyError
 from fastload.loader import DataLoader
 from fastload.random.global_states import global_states, restore_global_states
 from fastload.safety import Finding as Unknown
 from fastload.safety import Survey
+
+NAMES = {"thread": "threads", "process": "processes", "torch": "torch's processes"}
 
 MOST_UNKNOWN = 5
 """The most findings of code for which threads are not known to be right. All may have one cause."""
@@ -46,8 +48,8 @@ def check(
 ) -> Report:
     """Read some samples of a dataset serially and by workers, compare them, and say what to do.
 
-    Threads read a dataset that is plainly thread-safe, and processes read any other. The report says what a loader
-    chooses by default, and why.
+    The workers are those that a loader chooses by default. The report says which, and why. If a later epoch may be read
+    by threads, threads read too.
 
     Args:
         dataset: a map-style or an iterable dataset. The check reads copies of it, as workers do, and about five times
@@ -91,9 +93,12 @@ def check(
         try:
             survey = Survey(dataset)
             found = survey.code(whole=True)
-            kind = "threads" if found.plain else "processes"
-            this = _Check(dataset, survey.own().dataset, kind, workers, seed, say)
-            default = _default(dataset, workers)
+            chosen = DataLoader(dataset, 64, num_workers=workers).chosen()
+            kinds = _kinds(chosen.kind, adapts=chosen.adapts)
+            reads = NAMES.get(chosen.kind, "the loop itself")
+            # What has no copy may still be read by processes.
+            copy = dataset if survey.graph.refused else survey.own().dataset
+            this = _Check(dataset, copy, kinds, workers, seed, say)
             say("serially")
             if isinstance(dataset, IterableDataset):
                 expected = this.stream(samples)
@@ -104,14 +109,14 @@ def check(
         except DatasetCopyError as error:
             return Report(name, workers, findings=[Finding("fault", *_in_two(str(error)))])
     failed = _find_failures(indices, expected, this.findings)
-    this.findings += [*map(_unknown, found.findings[:MOST_UNKNOWN]), *_shared_state(caught)]
+    this.findings += [*map(_unknown, found.findings[:MOST_UNKNOWN]), *_warned(caught)]
     return Report(
         name,
         workers,
         samples=len(expected),
         serial_ms=this.serial_ms,
-        kind=kind,
-        default=default,
+        kind=" and ".join(NAMES[kind] for kind in kinds),
+        default=f"{reads} read it: {chosen.reason or 'FASTLOAD_WORKER_METHOD says so'}",
         failed=failed,
         findings=this.findings,
         copies=summary(survey.graph),
@@ -119,25 +124,25 @@ def check(
     )
 
 
-def _default(dataset: Any, workers: int) -> str:
-    """Return what a loader chooses for this dataset, and why."""
-    chosen = DataLoader(dataset, 64, num_workers=workers).chosen()
-    names = {"thread": "threads read", "process": "processes read", "none": "the loop itself reads"}
-    return f"{names[chosen.kind]} it: {chosen.reason}"
+def _kinds(chosen: str, *, adapts: bool) -> list[str]:
+    """Return the kinds of workers to compare: the chosen one, and threads if a later epoch may take them."""
+    if chosen == "process" and adapts:
+        return ["process", "thread"]
+    return [chosen if chosen in NAMES else "thread"]
 
 
 def _unknown(finding: Unknown) -> Finding:
     """Return the finding that code is not plainly thread-safe."""
     what = "threads would share this" if finding.shared else "this is not plainly thread-safe"
     remedy = finding.remedy or "leave it out of samples, or declare it by fastload.threads_ok()"
-    advice = f"Processes read it as torch does. For threads, {remedy}."
-    return Finding("note", f"{what}: {finding.what}", advice)
+    return Finding("note", f"{what}: {finding.what}", f"For threads, {remedy}.")
 
 
-def _shared_state(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
+def _warned(caught: Iterable[warnings.WarningMessage]) -> list[Finding]:
     """Return a finding for each different warning of the loader during the readings."""
-    said = {str(w.message): None for w in caught if issubclass(w.category, SharedStateWarning)}
-    return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in said]
+    said = dict.fromkeys(str(w.message) for w in caught)
+    ours = (text for text in said if text.startswith("fastload: "))
+    return [Finding("note", *_in_two(text.removeprefix("fastload: "))) for text in ours]
 
 
 def _in_two(text: str) -> tuple[str, str]:
@@ -153,7 +158,7 @@ class _Check:
     dataset: Any
     copy: Any
     """What serial readings read."""
-    kind: str
+    kinds: list[str]
     workers: int
     seed: int
     say: Callable[[str], None]
@@ -167,9 +172,8 @@ class _Check:
         self.serial_ms = (perf_counter() - began) * 1000 / max(1, len(got))
         return got
 
-    def _by_workers(self, indices: Iterable[int] | None, **how: Any) -> list[Any]:
-        method = "thread" if self.kind == "threads" else "process"
-        return read(self.dataset, indices, self.workers, self.seed, method, **how)
+    def _by_workers(self, kind: str, indices: Iterable[int] | None, **how: Any) -> list[Any]:
+        return read(self.dataset, indices, self.workers, self.seed, kind, **how)
 
     def samples(self, indices: list[int]) -> list[Any]:
         """Read a map-style dataset, and return its samples."""
@@ -193,7 +197,6 @@ class _Check:
                 "fastload.sample_rng(), and keep nothing between samples.",
             )
             return expected
-        self.say(f"in {self.workers} {self.kind}")
         self._find_races(indices, expected)
         if self.compared and (filled := read_filled(self.copy, indices, self.seed)):
             made = each(map(default_collate, ([sample] for sample in expected)))
@@ -211,18 +214,21 @@ class _Check:
         If samples cannot be compared, look only for samples that raise.
         """
         shown = list if self.compared else _errors
-        # A race may not show at once. Processes share nothing that a race could change.
-        for number in range(4 if self.kind == "threads" else 1):
-            with switching_often() if number else nullcontext():
-                got = self._by_workers(indices)
-            if wrong := differing(indices, shown(expected), shown(got)):
-                self.findings.fault(
-                    f"{self.workers} workers read other samples than a serial loop, in {wrong}",
-                    "Something that workers share keeps state between two calls. Look for it among the shared "
-                    "objects, at the top of modules and in class attributes. Create it in __getitem__, or use "
-                    'worker_method="process".',
-                )
-                return
+        for kind in self.kinds:
+            self.say(f"in {self.workers} {NAMES[kind]}")
+            # A race may not show at once. Processes share nothing that a race could change.
+            for number in range(4 if kind == "thread" else 1):
+                with switching_often() if number else nullcontext():
+                    got = self._by_workers(kind, indices)
+                if wrong := differing(indices, shown(expected), shown(got)):
+                    otherwise = ', or use worker_method="process"' if kind == "thread" else ""
+                    self.findings.fault(
+                        f"{self.workers} {NAMES[kind]} read other samples than a serial loop, in {wrong}",
+                        "Something that workers share keeps state between two calls. Look for it among the shared "
+                        "objects, at the top of modules and in class attributes. Create it in "
+                        f"__getitem__{otherwise}.",
+                    )
+                    return
 
     def stream(self, limit: int) -> list[Any]:
         """Read an iterable dataset, and return its samples."""
@@ -236,8 +242,9 @@ class _Check:
         expected = self._serially(None, limit=limit)
         drawn = _drawn(before, global_states())
         findings += [_of_draws(w, matters=True) for w in drawn]
-        self.say(f"in {workers} {self.kind}")
-        got = self._by_workers(None, limit=limit)
+        kind = self.kinds[0]
+        self.say(f"in {workers} {NAMES[kind]}")
+        got = self._by_workers(kind, None, limit=limit)
         raised = next(filter(None, _errors(got)), None)
         if raised is None:
             _check_division(expected, got, workers, findings)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+
+from fastload._kit.texts import counted
 
 Level = Literal["fault", "note"]
 
@@ -59,7 +62,7 @@ class Report:
     serial_ms: float = 0.0
     """Milliseconds per sample, read serially."""
     kind: str = "threads"
-    """The kind of workers that read here: "threads" or "processes"."""
+    """The kinds of workers that read here: "threads", "processes", or "processes and threads"."""
     default: str = ""
     """What reads by default, and why. `loader.chosen()` says it for a loader of yours."""
     failed: int = 0
@@ -78,11 +81,11 @@ class Report:
 
     def __str__(self) -> str:
         workers = self.kind.capitalize()
-        head = f"{self.dataset}: {self.samples} samples, {self.serial_ms:.3g} ms each; {self.workers} {self.kind}"
-        lines = [head]
+        read = f"{counted(self.samples, 'sample')}, {self.serial_ms:.3g} ms each"
+        lines = [f"{self.dataset}: {read}; {counted(self.workers, 'worker')}: {self.kind}"]
         if self.default:
             lines += [f"By default, with num_workers={self.workers}, {self.default}", self.copies]
-        lines += map(str, self.findings)
+        lines += self._findings()
         if self.ok and self.compared:
             lines.append(f"{workers} gave the samples of a serial loop, bit for bit.")
         elif self.ok:
@@ -98,6 +101,17 @@ class Report:
             )
         else:
             lines.append(
-                f"This dataset is not safe to read with {self.workers} workers. Fix what is listed above first."
+                f"This dataset is not safe to read with {counted(self.workers, 'worker')}. Fix what is listed above "
+                "first."
             )
         return "\n".join(lines)
+
+    def _findings(self) -> Iterator[str]:
+        """Yield the lines of the findings. Several with the same advice stand above it."""
+        alike: dict[tuple[Level, str], list[str]] = {}
+        for finding in self.findings:
+            alike.setdefault((finding.level, finding.advice), []).append(finding.what)
+        for (level, advice), facts in alike.items():
+            *others, last = facts
+            yield from (f"{level}: {what}" for what in others)
+            yield str(Finding(level, last, advice))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
@@ -17,10 +16,9 @@ from fastload.cli.featurize import featurize
 from fastload.cli.flow import flow
 from fastload.cli.images import images
 from fastload.cli.mnist import mnist
-from fastload.cli.pack import pack
 from fastload.cli.parameters import parameters
 from fastload.cli.predict import predict
-from fastload.cli.sets import inspect, sets, stage, verify
+from fastload.cli.sets import sets
 from fastload.cli.submit import submit
 from fastload.cli.train import train
 from fastload.errors import FastloadError, UsageError, in_one_line
@@ -91,7 +89,7 @@ def main() -> None:
         from fastload import DataLoader
 
     To measure it on this machine, make sample images. Then compare serial loading, fastload's default and torch's
-    worker processes on them. Images need pip install '.[images]' in the clone:
+    worker processes on them. Images need pip install 'torch-fastload[images]':
 
     \b
         fastload images samples
@@ -104,10 +102,3 @@ for command in (
     *(env, train, featurize, predict, flow, submit),
 ):
     main.add_command(command)
-# Names of earlier versions, which no list shows.
-store = click.Group("store", {**sets.commands, "info": inspect}, help=sets.help, hidden=True)
-main.add_command(store)
-for command in (pack, verify, stage, inspect):
-    old = copy.copy(command)
-    old.hidden = True
-    main.add_command(old)

@@ -128,7 +128,7 @@ class _Finite(click.FloatRange):
         return number
 
 
-class _Listed(click.ParamType[Any]):
+class _Listed(click.types.UnprocessedParamType):  # click 8.2's ParamType takes no arguments
     """Values with commas between them, each once."""
 
     name = "list"
@@ -136,6 +136,6 @@ class _Listed(click.ParamType[Any]):
     def __init__(self, of: click.ParamType[Any]) -> None:
         self.of = of
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[Any, ...]:
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         words = value.split(",") if value else []
         return tuple(dict.fromkeys(self.of(word.strip(), param, ctx) for word in words))

@@ -205,5 +205,5 @@ def require(extra: str, **modules: str) -> None:
     if missing:
         raise click.ClickException(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed. "
-            f"Run pip install '.[{extra}]' in the clone of fastload."
+            f"Run pip install 'torch-fastload[{extra}]'."
         )

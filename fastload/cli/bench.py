@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from fastload._kit.options import File, Option, options
-from fastload.bench.plan import Plan, Run, Workload, plan_runs
+from fastload.bench.plan import Sweep, SweepRun, Workload, plan_runs
 from fastload.cli._command import Command
 from fastload.cli._common import require, sigterm_raises
 
@@ -29,13 +29,13 @@ class Output:
     json: File | None = None
     """File for all figures, as JSON. [default: no file]"""
     html: File | None = None
-    """File for a page that opens offline. Needs pip install '.[bench]' in the clone. [default: no file]"""
+    """File for a page that opens offline. Needs the extra `bench`. [default: no file]"""
     plot: File | None = None
-    """File for a plot of the rates, as PNG. Needs pip install '.[bench]' in the clone. [default: no file]"""
+    """File for a plot of the rates, as PNG. Needs the extra `bench`. [default: no file]"""
 
 
 @Command
-def bench(workload: Workload, plan: Plan, output: Output) -> None:
+def bench(workload: Workload, sweep: Sweep, output: Output) -> None:
     """Compare loaders on images: a serial loop, fastload by threads or processes, torch.
 
     All runs take the same samples in the same order; only the loader differs, or the plan. Each run is a new process,
@@ -60,12 +60,12 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
 
     origin = provenance(["fastload", *sys.argv[1:]])
     workload = replace(workload, file_list=str(find_list(workload)))
-    runs = plan_runs(workload, plan)
+    runs = plan_runs(workload, sweep)
     listed, files = files_of(runs)
     for line in report.preamble(workload, origin, runs=len(runs), listed=listed):
         click.echo(line)
 
-    if "plan" in plan.loaders:
+    if "plan" in sweep.loaders:
         from fastload.image import kernels
 
         click.echo(f"image kernels: {kernels.state()}")
@@ -96,7 +96,7 @@ def bench(workload: Workload, plan: Plan, output: Output) -> None:
 
 
 def _race(
-    runs: Sequence[Run], files: Sequence[str], outcomes: list[Outcome], *, quiet: bool
+    runs: Sequence[SweepRun], files: Sequence[str], outcomes: list[Outcome], *, quiet: bool
 ) -> None:
     """Execute the runs one after another, and print their lines.
 

@@ -34,9 +34,9 @@ def check(options: Samples) -> None:
 
     The report says which kind of workers a loader uses by default for this dataset, and why. It says if workers give
     the samples of a serial loop, and what to change. It finds shared file positions, draws from global random state,
-    and iterable datasets that are not sharded. Threads read a dataset that is plainly thread-safe, and processes read
-    any other. The reading happens in a child process, so a dataset that crashes is reported as well. The exit code is 1
-    if the samples differ, if a sample raises, or if there are no samples.
+    and iterable datasets that are not sharded. If a later epoch may be read by threads, threads are compared too. The
+    reading happens in a child process, so a dataset that crashes is reported as well. The exit code is 1 if the samples
+    differ, if a sample raises, or if there are no samples.
 
     \b
     Example:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import click
 
 from fastload._kit.options import Count, ExistingFolder, Option, Seed, options
+from fastload._kit.texts import counted
 from fastload.cli._command import Command
 from fastload.cli._common import (
     Batches,
@@ -63,7 +64,7 @@ def featurize(of: Features, listed: ImageList, on: OnDevice) -> None:
     If a run is stopped, run the same command again. It makes only the missing parts, which are files of the set. If
     the set is complete, no image is read. If the weights, the number of images, --version or another option have
     changed, the command names the change and exits. It does not see that the content of an image has changed: then give
-    another --version. Needs pip install '.[arrow]' in the clone.
+    another --version. Needs the extra `arrow`.
 
     \b
     Examples:
@@ -89,8 +90,8 @@ def featurize(of: Features, listed: ImageList, on: OnDevice) -> None:
     x, *_ = found[0]
     bytes_of_all = len(found) * x.numel() * x.dtype.itemsize
     click.echo(
-        f"{len(found):,} rows of {shown(x)}, {bytes_of_all / 1e6:,.1f} MB, {len(found.classes)} classes, after "
-        f"{time.perf_counter() - began:.1f} s"
+        f"{len(found):,} rows of {shown(x)}, {bytes_of_all / 1e6:,.1f} MB, "
+        f"{counted(len(found.classes), 'class')}, after {time.perf_counter() - began:.1f} s"
     )
     if found.made["weights"].startswith("random"):
         click.echo(f"Made with {found.made['weights']}: use these features only for tests.")

@@ -29,7 +29,7 @@ class Resumed:
 
 
 @options
-class Run(Resumed):
+class RunOptions(Resumed):
     """Which tasks run."""
 
     dry_run: bool = False
@@ -41,7 +41,7 @@ class Run(Resumed):
 
 
 @Command
-def run(pipe: Pipe, choice: Run) -> None:
+def run(pipe: Pipe, choice: RunOptions) -> None:
     """Run the tasks of PIPE.toml, each after the tasks that it waits for.
 
     If a task fails, the tasks that wait for it do not run, and the exit code is 1. The log of a task is in the folder

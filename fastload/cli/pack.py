@@ -51,7 +51,7 @@ def pack(packing: Packing) -> None:
     index and Arrow files, which any Arrow tool reads. fastload.datasets.PackedDataset trains on them. If a run is
     stopped, there is no OUT, and the same command begins anew.
 
-    Needs pip install '.[arrow]' in the clone.
+    Needs the extra `arrow`.
 
     \b
     Examples:

@@ -149,6 +149,6 @@ def parameters() -> None:
     """Keep model parameters on servers: dense ones, and tables of rows that do not fit into one process.
 
     Use them for asynchronous training, for workers that come and go, and for large tables on nodes without GPUs. If
-    the model fits on each GPU, DistributedDataParallel is faster. Needs pip install '.[arrow]' in the clone.
+    the model fits on each GPU, DistributedDataParallel is faster. Needs the extra `arrow`.
     """
     require("arrow", pyarrow="pyarrow")

@@ -59,7 +59,7 @@ class ForStream:
 
     source: Annotated[str, Option("--source SOURCE")] = "-"
     """Source of the messages: - (standard input), a file of JSON lines, or a folder to watch. A folder needs
-    pip install '.[stream]' in the clone of fastload."""
+    the extra `stream`."""
     sink: Annotated[str, Option("--sink SINK")] = "-"
     """Destination of the answers: - (standard output), a file (.jsonl), or a folder."""
     decode: Annotated[str | None, Option("--decode MODULE:NAME")] = None
@@ -83,7 +83,7 @@ def predict(what: Predicted, on: OnDevice, for_set: ForSet, for_stream: ForStrea
     with required arguments is the model itself, and is called with each batch.
 
     With DATASET, the answers are saved as a set, which is a folder of files with one row per sample (see `fastload
-    set`). This needs pip install '.[arrow]' in the clone. Row i is the answer for sample i. --name names the set. Its
+    set`). This needs the extra `arrow`. Row i is the answer for sample i. --name names the set. Its
     rows are divided into parts, of one file each.
     Under mpiexec, srun or torchrun, each process is a rank and makes some of the parts. If a run is stopped, run the
     same command again, on any number of ranks. It makes only the missing parts.

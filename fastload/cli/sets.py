@@ -10,6 +10,7 @@ from typing import Annotated
 import click
 
 from fastload._kit.options import ExistingFolder, Folder, Option, options
+from fastload._kit.texts import counted
 from fastload.cli._command import Command
 from fastload.cli._common import (
     Parallel,
@@ -36,7 +37,7 @@ def verify(options: Verified) -> None:
     SET is the folder of a packed set (`fastload set pack`) or of a set of columns (`fastload set`). Every record of a
     packed set, and every part of a set of columns, is checked against its checksum. Of parts without checksums, only
     the form is checked, and the output says so. Parts on other nodes are listed, but do not count as damaged. The exit
-    code is 1 if anything is damaged. Needs pip install '.[arrow]' in the clone.
+    code is 1 if anything is damaged. Needs the extra `arrow`.
 
     \b
     Examples:
@@ -48,7 +49,9 @@ def verify(options: Verified) -> None:
     found = run(**asdict(options), progress=True, say=click.echo)
     click.echo(str(found))
     if found.bad:
-        raise click.ClickException(f"{len(found.bad)} parts or records are damaged")
+        raise click.ClickException(
+            f"{counted(len(found.bad), 'part or record is', 'parts or records are')} damaged"
+        )
     click.echo("No damage was found." if found.unread else "All checked parts are valid.")
 
 
@@ -67,7 +70,7 @@ def stage(options: Staging) -> None:
     SRC is the folder of a packed set or of a set of columns. DST becomes such a folder. Every byte is checked
     against its checksum during the copy. A complete copy is used again. If the command is interrupted, there is no DST.
     Run it again to complete the copy. All ranks may run this at the same time: one rank per node copies, and the others
-    wait. Needs pip install '.[arrow]' in the clone.
+    wait. Needs the extra `arrow`.
 
     If DST is in /dev/shm/fastload-UID, `fastload set ls` lists a set of columns, and `fastload.store.get("mnist")`
     opens it by its name. Open any other copy by its path: `fastload.store.get(DST)`.
@@ -96,8 +99,8 @@ class Shown(Root):
 def inspect(options: Shown) -> None:
     """Describe a set: its columns, counts and sizes, and how it was made.
 
-    PATH is the folder of a set. If there is no such path, NAME is the name of a set in --root. Needs pip install
-    '.[arrow]' in the clone.
+    PATH is the folder of a set. If there is no such path, NAME is the name of a set in --root. Needs the
+    extra `arrow`.
 
     \b
     Examples:
@@ -237,7 +240,7 @@ def sets() -> None:
     A packed set has many images in few files (see `pack`). A set of columns has tensors, numbers or strings, with one
     row per sample. Its rows are divided into parts, of one file each. By default, sets of columns are in shared memory.
     All processes of this node map them, without a server. A program opens one by its name:
-    fastload.store.get("mnist"). Needs pip install '.[arrow]' in the clone.
+    fastload.store.get("mnist"). Needs the extra `arrow`.
 
     \b
     Examples:

@@ -35,6 +35,8 @@ def train(recipe: Recipe) -> None:
     """
     if recipe.scalars:
         require("tensorboard", tensorboard="tensorboard")
+    if recipe.metrics_port is not None:
+        require("prometheus", prometheus_client="prometheus_client")
     from fastload.train import loop
 
     with sigterm_raises():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from fastload.errors import FileListError
@@ -18,11 +19,16 @@ def read_list(
         base: the folder that relative paths start from.
         classes: all classes that may occur, or None for any.
 
-    Raises FileListError if the list cannot be read, or if a path's parent directory does not name a class.
+    Raises FileListError if the list cannot be read, if a path's parent directory does not name a class, or if a label
+    follows the first path.
     """
     known = None if classes is None else set(classes)
     joined: dict[bytes, bytes] = {}
     for line, path in _read_lines(file_list, "file list"):
+        if (
+            not joined
+        ):  # of the first line alone: looking for every file would take a system call each
+            _refuse_label(f"{file_list}, line {line}", base, path)
         cut = path.rfind(b"/") + 1
         directory = path[:cut]
         if directory not in joined:
@@ -39,6 +45,18 @@ def read_list(
                     f"is not among the {len(known)} given classes"
                 )
         yield joined[directory], path[cut:]
+
+
+def _refuse_label(where: str, base: bytes, path: bytes) -> None:
+    """Raise FileListError if a path of no file is one of a file with a label behind it, as other tools write."""
+    found = re.fullmatch(rb"(.+?)[\s,;]+([^\s,;/]+)", path)
+    if found and not os.path.exists(os.path.join(base, path)):
+        file, label = map(os.fsdecode, found.groups())
+        if os.path.exists(os.path.join(os.fsdecode(base), file)):
+            raise FileListError(
+                f"{where}: found {file!r} and the label {label!r}. Expected one path a line, such as train/cat/1.jpg, "
+                "whose folder names the class. For lists with labels, docs/from-dali.md has a dataset"
+            )
 
 
 def read_classes(classes: Sequence[str] | str | os.PathLike[str]) -> list[str]:

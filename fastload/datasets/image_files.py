@@ -13,6 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices
+from fastload._kit.texts import counted
 from fastload.datasets.file_lists import read_classes, read_list
 from fastload.errors import FileListError
 from fastload.image import open_image
@@ -125,7 +126,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
 
     def _described(self, source: str) -> str:
         part = f", rank {self.rank} of {self.world_size}" if self.partitioned_by_rank else ""
-        size = f"{len(self)} samples, {len(self.classes)} classes"
+        size = f"{counted(len(self), 'sample')}, {counted(len(self.classes), 'class')}"
         return f"{type(self).__name__}({source!r}: {size}{part})"
 
 

@@ -196,8 +196,8 @@ def _download(root: str) -> None:
         from torchvision.datasets import MNIST as TorchvisionMNIST
     except ImportError as error:
         raise NoDatasetError(
-            f"{root}: download=True needs torchvision, which is not installed. Run pip install '.[images]' in the "
-            f"clone. Or write a synthetic set: fastload mnist --synthetic {root}"
+            f"{root}: download=True needs torchvision, which is not installed. Run pip install "
+            f"'torch-fastload[images]'. Or write a synthetic set: fastload mnist --synthetic {root}"
         ) from error
     folder = raw_folder(root)
     os.makedirs(folder, exist_ok=True)

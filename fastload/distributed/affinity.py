@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from fractions import Fraction
 
+from fastload._kit.texts import counted
 from fastload.distributed.detect import Launcher, Rank
 
 _REMEDIES: dict[Launcher, str] = {
@@ -38,7 +39,7 @@ def one_core_warning(
     remedy = _REMEDIES.get(launcher, "taskset, or with the binding options of the launcher")
     return (
         f"fastload: this rank may run only on core {next(iter(own))}, although the node has {machine} cores for "
-        f"{local_size} {'rank' if local_size == 1 else 'ranks'}. All threads of this rank share that core. Give the "
+        f"{counted(local_size, 'rank')}. All threads of this rank share that core. Give the "
         f"rank more cores with {remedy}"
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from fastload._kit.texts import counted
 from fastload.errors import LaunchError
 
 Launcher = Literal["openmpi", "hydra", "pals", "srun", "torchrun", "none"]
@@ -126,19 +127,19 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
     as root. Raise `LaunchError` if the launcher cannot start the job.
     """
     names = ",".join(host.name for host in job.hosts)
-    counted = ",".join(f"{host.name}:{host.slots}" for host in job.hosts)
+    slots = ",".join(f"{host.name}:{host.slots}" for host in job.hosts)
     ranks, depth = str(job.ranks), str(job.depth)
     command: list[str]
     match launcher:
         case "openmpi":
             command = ["mpiexec", "-n", ranks, *(["--allow-run-as-root"] if root else [])]
-            command += ["--host", counted] if counted else []
+            command += ["--host", slots] if slots else []
             command += ["--map-by", f"slot:PE={depth}" if job.depth else "slot"]
             command += ["--bind-to", "core" if job.depth else "none"]
             for name in job.export:
                 command += ["-x", name]
         case "hydra":
-            command = ["mpiexec", "-n", ranks, *(["-hosts", counted] if counted else [])]
+            command = ["mpiexec", "-n", ranks, *(["-hosts", slots] if slots else [])]
             command += ["-bind-to", f"core:{depth}"] if job.depth else []
         case "pals":
             command = ["mpiexec", "-n", ranks]
@@ -162,8 +163,8 @@ def command_line(job: Job, launcher: Launcher, *, python: str, root: bool = Fals
             _refuse_hosts(job, launcher)
             if job.ranks > 1 or job.options:
                 raise LaunchError(
-                    f"--launcher none starts one rank without options, but {job.ranks} "
-                    f"{'rank is' if job.ranks == 1 else 'ranks are'} requested"
+                    f"--launcher none starts one rank without options, but "
+                    f"{counted(job.ranks, 'rank is', 'ranks are')} requested"
                     f"{' with ' + shlex.join(job.options) if job.options else ''}. Choose another --launcher"
                 )
             return list(job.program)

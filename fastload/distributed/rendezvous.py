@@ -180,7 +180,7 @@ def _place_of(rank: Rank, environ: Mapping[str, str], number: int) -> tuple[_Pla
             f"({rank.local_size} of them on this one). Set MASTER_ADDR to the host name of the first node"
         )
     hint = (
-        "install mpi4py, built for the MPI of this mpiexec (pip install '.[mpi]' in the clone of fastload)"
+        "install mpi4py, built for the MPI of this mpiexec (pip install 'torch-fastload[mpi]')"
         if rank.launcher in MPI_LAUNCHERS
         else "start them with torchrun, mpiexec or srun"
     )

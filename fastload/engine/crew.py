@@ -22,8 +22,7 @@ from fastload.engine.threads import JOIN_SECONDS, become_worker
 from fastload.engine.waiting import Bell
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
-from fastload.processes import parent
-from fastload.processes.parent import Child
+from fastload.processes.child import Child
 from fastload.processes.remote import what_is_read
 from fastload.reading.notices import Notices
 from fastload.telemetry.recorder import cpu_seconds
@@ -67,7 +66,7 @@ class Crew:
         self._slow = 0
         self._poll = select.poll()
         self._by_descriptor: dict[int, Child] = {}
-        self._next_look = monotonic() + parent.IDLE_SECONDS
+        self._next_look = monotonic() + Child.IDLE_SECONDS
         self._calls: dict[Child, Calls] = {}  # of the threads that run them
         self._last_words: dict[Child, str] = {}  # what the workers of a dead process read
         self._seen: dict[Child, tuple[float, tuple[int, ...]]] = {}  # at the last look
@@ -186,7 +185,7 @@ class Crew:
                 self._unregister(child)
                 self._bury(child)
         if not ready and monotonic() >= self._next_look:
-            self._next_look = monotonic() + parent.IDLE_SECONDS
+            self._next_look = monotonic() + Child.IDLE_SECONDS
             self._look_for_idle()
 
     def _receive(self, child: Child) -> bool:

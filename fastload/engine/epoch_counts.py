@@ -19,11 +19,12 @@ from fastload.errors import TooManyErrorsError
 from fastload.memory.batch import Batch
 from fastload.memory.slots import SlotPool
 from fastload.order.sampler_state import single_sampler
-from fastload.processes.parent import Child
+from fastload.processes.child import Child
 from fastload.processes.segments import Segments
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 from fastload.telemetry.recorder import gil_is_on
+from fastload.telemetry.sums import plus
 
 NO_STATS = Stats()
 
@@ -54,6 +55,9 @@ class Counted:
     bytes: int = 0
     retries: int = 0
     served_s: float = 0.0  # without workers, the loop waits for itself
+    earlier: Stats = NO_STATS  # of all epochs before this one
+    window: Window[Batch] | None = None  # None after the epoch, which then has its final figures
+    final: Stats = NO_STATS
 
 
 class EpochCounts:
@@ -74,28 +78,34 @@ class EpochCounts:
         self._pools = pools
         self.children: Sequence[Child] = ()
         """The worker processes, whose CPU time counts."""
-        self._window: Window[Batch] | None = None
-        self._final = NO_STATS
+        self.now = Counted(-1, [], 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def begin(
         self, settings: Settings, epoch: int, window: Window[Batch], recorders: list[Recorder]
     ) -> None:
         """Restart the counts at 0. `window` and `recorders` count the rest."""
         self._settings = settings
+        clocks = (self._cpu_s(), cores_busy_s(), self._idle_s())
+        earlier = self.total()
         window.recount()
         # One object, which is replaced: another thread may call `stats` at any time.
         now = perf_counter()
-        self.now = Counted(
-            epoch, recorders, now, now, self._cpu_s(), cores_busy_s(), self._idle_s()
-        )
-        self._window = window
+        self.now = Counted(epoch, recorders, now, now, *clocks, earlier=earlier, window=window)
 
     def stats(self) -> Stats:
         """Return a snapshot of the counts. After `end()`, return the final one."""
-        window = self._window
+        return self._measured(self.now)
+
+    def total(self) -> Stats:
+        """Return the figures of all epochs of the loader together, until now. A fork counts anew."""
+        now = self.now
+        return plus(self._measured(now), now.earlier) if self._pid == os.getpid() else NO_STATS
+
+    def _measured(self, now: Counted) -> Stats:
+        window = now.window
         if window is None:
-            return self._final
-        now, waits = self.now, window.counts()
+            return now.final
+        waits = window.counts()
         measured = merge(now.recorders)
         sampler = single_sampler(self._settings.sampler)
         plan = sampler if hasattr(sampler, "useful_share") else self._settings.dataset
@@ -151,8 +161,9 @@ class EpochCounts:
 
     def end(self) -> None:
         """Store the final counts. Drop the window, because it holds batches in flight."""
-        self._final = replace(self.stats(), ended=True)
-        self._window = None
+        now = self.now
+        now.final = replace(self.stats(), ended=True)
+        now.window = None
 
     # ---- reports ----
 

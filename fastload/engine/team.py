@@ -27,7 +27,7 @@ from fastload.engine.threads import (
 )
 from fastload.engine.window import Window
 from fastload.memory.batch import Batch
-from fastload.processes.parent import Child
+from fastload.processes.child import Child
 from fastload.processes.wire import with_core
 
 _teams: weakref.WeakSet[Team] = weakref.WeakSet()

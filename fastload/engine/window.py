@@ -99,7 +99,7 @@ class Window(Generic[T]):
         """Whether `close()` was called. It is never cleared, so any thread may read it without the lock."""
         self._fault: BaseException | None = None
         self.idle = WaitClock()  # workers that wait for work
-        self._consumer_wait_s = 0.0
+        self._waits = WaitClock()  # of the loop
         self._occupancy_sum = 0.0
         self._takes = 0
 
@@ -122,7 +122,8 @@ class Window(Generic[T]):
         """Restart the counts at 0."""
         with self._lock:
             self.idle.restart()
-            self._consumer_wait_s = self._occupancy_sum = 0.0
+            self._waits.restart()
+            self._occupancy_sum = 0.0
             self._takes = 0
 
     def discard(self) -> None:
@@ -207,9 +208,10 @@ class Window(Generic[T]):
                         self._ready_tickets.remove(ticket)
                         return ticket
                     turn = None if pulls else self._loop.join()
-                now = perf_counter()
-                if started is None:
-                    started = now
+                    now = perf_counter()
+                    if started is None:
+                        started = now
+                        self._waits.start()
                 if timeout is not None and now >= started + timeout:
                     raise LoaderTimeoutError(f"DataLoader timed out after {timeout:g} seconds")
                 left = None if timeout is None else started + timeout - now
@@ -220,7 +222,7 @@ class Window(Generic[T]):
         finally:
             if started is not None:
                 with self._lock:
-                    self._consumer_wait_s += perf_counter() - started
+                    self._waits.stop()
 
     def check(self) -> None:
         """Raise `WorkerCrashError` or `LoaderClosedError` if no more tickets will come."""
@@ -346,7 +348,7 @@ class Window(Generic[T]):
         """Return a snapshot of the waits since `recount()`."""
         with self._lock:
             occupancy = self._occupancy_sum / self._takes if self._takes else 0.0
-            return WindowCounts(self._consumer_wait_s, self.idle.seconds(), occupancy)
+            return WindowCounts(self._waits.seconds(), self.idle.seconds(), occupancy)
 
 
 _windows: weakref.WeakSet[Window[Any]] = weakref.WeakSet()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 
+from fastload._kit.texts import counted
 from fastload.flow.graph import PipelineGraph
 from fastload.flow.record import folder_of, read, state_of, why_stale
 
 
 def as_text(graph: PipelineGraph) -> str:
     """Return a line for each task, in order: its name, command, predecessors and last run."""
-    lines = [f"{graph.name}: {len(graph)} tasks"]
+    lines = [f"{graph.name}: {counted(len(graph), 'task')}"]
     for name in graph.order():
         before = ", ".join(graph.after(name)) or "-"
         task = str(graph.tasks[name]).partition(", ")[2]

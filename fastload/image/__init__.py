@@ -13,7 +13,7 @@ except ModuleNotFoundError as error:
     raise needs("fastload.image", "Pillow", "images", error) from error
 
 if TYPE_CHECKING:
-    from fastload.image.decode import decode_pixels, decode_rgb, open_rgb
+    from fastload.image.decode import decode_pixels, open_rgb
     from fastload.image.encode import encode_jpeg, encode_rgb
     from fastload.image.normalize import IMAGENET_MEAN, IMAGENET_STD, normalize_on
     from fastload.image.plans import (
@@ -36,7 +36,6 @@ __all__ = [
     "Resize",
     "ResizeCenterCrop",
     "decode_pixels",
-    "decode_rgb",
     "encode_jpeg",
     "encode_rgb",
     "is_known_plan",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -13,32 +12,10 @@ from PIL import Image, UnidentifiedImageError
 
 from fastload._kit.torch_private import no_torch_function, resize_antialiased
 from fastload.errors import DecodeError
-from fastload.telemetry import stage
 
 T = TypeVar("T")
 Encoded = bytes | bytearray | memoryview
 Pixels = NDArray[np.uint8]
-
-
-def decode_rgb(path: str | os.PathLike[str]) -> Image.Image:
-    """Return the whole image at `path`, decoded: RGB, 8 bits a channel. No file stays open.
-
-    Args:
-        path: file of an image in any format that Pillow knows.
-
-    Raises:
-        DecodeError: see `open_rgb`.
-        OSError: the file cannot be read. The error has its `filename`.
-
-    Examples:
-        >>> fastload.image.decode_rgb("images/cat/0.jpg").size
-        (64, 48)
-    """
-    name = os.fspath(path)
-    with stage("read"):
-        encoded = read_file(name)
-    with stage("decode"):
-        return open_rgb(encoded, name=name)
 
 
 def read_file(name: str) -> bytes:

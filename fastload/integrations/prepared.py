@@ -25,7 +25,7 @@ from torch.utils.data import IterableDataset
 from fastload.errors import LoaderTimeoutError
 from fastload.integrations.division import agreed_seed, check, divided, number_of_samples
 from fastload.integrations.stream import Part
-from fastload.loader import DataLoader
+from fastload.loader import DataLoader, samplers_of
 from fastload.order.batches import draws_nothing, position_after
 from fastload.order.epochs import Epochs, fresh_state
 from fastload.order.sampler_state import own_state, random_states, rank_sampler
@@ -66,7 +66,9 @@ class Prepared(DataLoaderStateMixin, DataLoader[Any]):
         if self._agreed is not None and self.seed is None:
             self.seed, self.generator = self._agreed, None
         self.__dict__.update(divided(self, accelerator, rank, world_size))
-        self._epochs = Epochs(self._samplers(), self.dataset)
+        self._epochs = Epochs(
+            samplers_of(self._index_sampler, self.batch_sampler, self.sampler), self.dataset
+        )
         self._epochs.set(coming)
         return True
 
@@ -164,7 +166,7 @@ class Prepared(DataLoaderStateMixin, DataLoader[Any]):
         if not size or settings.iterable:
             return count
         if state is None:
-            state = fresh_state(settings, epoch, None)
+            state, _ = fresh_state(settings, epoch, None)
             if not draws_nothing(sampler):
                 draws = [random_states(sampler, keyed=self.seed is not None)]
                 state = replace(state, draws=draws, sampler_state=own_state(sampler))

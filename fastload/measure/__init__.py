@@ -3,7 +3,6 @@
 options.py     options that both commands have
 samples.py     the file list, and samples with their indices, so that delivered samples can be counted
 loop_timer.py  times of a training loop on one rank: steps, waits, and averaging of gradients
-run_stats.py   the loader's `stats()` over a run: all epochs together, without the warm-up
 averages.py    mean and deviation, quantiles
 repeats.py     repeated runs: their turns, and the medians of their figures with their range
 page_cache.py  reads files into the page cache, drops them from it, and measures how much of them is in it

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.processes import cpu_seconds
-from fastload.measure.run_stats import RunStats
 from fastload.telemetry import Stats
+from fastload.telemetry.sums import less
 
 _CPU = torch.device("cpu")
 
@@ -135,7 +135,7 @@ class Meter:
     """The timer of a training loop. It returns the rate of each window, and at the end all measurements.
 
     Args:
-        stats: the loader's `stats`, or None if it has none.
+        stats: returns the loader's figures of all its epochs together, or None if it has none.
         step_ms: minimum time of a step in milliseconds, as if an accelerator computed while the host waits.
         device: device of the steps. The end of each window waits for it, because a rate counts finished work.
         traffic: timer of averaging gradients, or None with one rank.
@@ -151,7 +151,7 @@ class Meter:
     ) -> None:
         self.measured = Measured()
         self._step_s = step_ms / 1000
-        self._run_stats = None if stats is None else RunStats(stats)
+        self._stats, self._warm = stats, Stats()
         self._traffic = traffic
         self._laps = Laps(device)
         self._begin = self._window_begin = self._steady_from = time.monotonic()
@@ -187,15 +187,10 @@ class Meter:
             measured.steady_samples += samples
         elif measured.steps == WARMUP_STEPS:
             self._settle()
-            if self._run_stats is not None:
-                self._run_stats.begin()
+            if self._stats is not None:
+                self._warm = self._stats()
             self._warm_cpu_s = cpu_seconds()
             self._steady_from = time.monotonic()
-
-    def epoch_ended(self) -> None:
-        """Record the figures of an epoch. Call this after its last batch, before the next epoch begins."""
-        if self._run_stats is not None:
-            self._run_stats.epoch_ended()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -225,7 +220,7 @@ class Meter:
             measured.steady_s = now - self._steady_from
             if cpu_s is not None and self._warm_cpu_s is not None:
                 measured.steady_cpu_s = cpu_s - self._warm_cpu_s
-        measured.stats = None if self._run_stats is None else self._run_stats.now()
+        measured.stats = None if self._stats is None else less(self._stats(), self._warm)
         return measured
 
     def _settle(self) -> None:

@@ -22,7 +22,7 @@ class ImageList:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loop:
+class LoopOptions:
     """A loop over batches."""
 
     batch_size: Annotated[Count, Option("-b --nbatch")] = 64

@@ -21,13 +21,13 @@ from torch.utils.data import (
     Subset,
 )
 
+from fastload._kit.texts import counted
 from fastload._kit.user_errors import contained
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order import sampler_state
 from fastload.order.drawing import MIXED, Drawing
 from fastload.order.order import Order, draw_seed
-from fastload.order.partition import partition
 from fastload.order.sampler import PlacedBatch, RankSampler, random_batches
 from fastload.order.sampler_state import RandomStates, generators, rank_sampler, single_sampler
 from fastload.order.state import SampledState, as_int, known_length
@@ -72,6 +72,7 @@ class SampledOrder(Order):
         settings: Settings,
         make_batch: Callable[..., Batch],
         initial: SampledState,
+        rank: int,
         *,
         seed: int | None,
         resume: SampledState | None,
@@ -80,7 +81,7 @@ class SampledOrder(Order):
         super().__init__(initial, **place)
         self._make_batch = make_batch
         self._sampler = sampler = settings.sampler
-        self._rank, _ = partition(sampler, settings.dataset)
+        self._rank = rank
         if seed is None and settings.num_workers:
             iter(sampler)  # as in torch: a draw in `__iter__` itself happens twice
             seed = draw_seed(settings)
@@ -239,13 +240,14 @@ class SampledOrder(Order):
         ).to_json()
 
 
-def sampled_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> SampledState:
+def sampled_state(
+    settings: Settings, epoch: int, sampler_epoch: int | None, world_size: int
+) -> SampledState:
     """Return the state of a loader of a map-style dataset at the beginning of an epoch."""
     sampler = settings.sampler
     single = single_sampler(sampler)
     size = as_int(getattr(sampler, "batch_size", None))
     batch = 1 if sampler is single and not settings.batched else size
-    _, world_size = partition(sampler, settings.dataset)
     ours = rank_sampler(sampler)
     varies = ours is not None and ours.sources_vary
     if ours is not None:
@@ -295,8 +297,8 @@ def in_world(sampler: Any, state: SampledState, world_size: int) -> SampledState
     batches, rest = divmod(state.position, world_size)
     if rest:
         raise StateError(
-            f"position: the state ends after {state.position} batches of all ranks, which {world_size} ranks do not "
-            "share evenly. Save the state after an optimizer step, or use its number of ranks"
+            f"position: the state ends after {counted(state.position, 'batch')} of all ranks, which {world_size} "
+            "ranks do not share evenly. Save the state after an optimizer step, or use its number of ranks"
         )
     return replace(state, batches=batches, world_size=world_size)
 

@@ -15,6 +15,7 @@ from fastload.memory.batch import Batch
 from fastload.order.batches import SampledOrder, plan_state, sampled_state
 from fastload.order.lanes import LaneOrder, iterable_state
 from fastload.order.order import Order
+from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
 from fastload.order.state import SampledState, State, as_int
 from fastload.settings import Settings
@@ -130,7 +131,8 @@ class Epochs:
         Raises StateError if the sampler gives other indices than when the state was saved.
         """
         resume: Any = None if early else self.resume
-        fresh: Any = fresh_state(settings, self.number + early, self._sampler_epoch)
+        fresh: Any
+        fresh, rank = fresh_state(settings, self.number + early, self._sampler_epoch)
         order = ahead
         if order is None or resume is not None or order.initial != fresh:
             loaded = self._ended_seed if settings.persistent_workers and not early else None
@@ -140,7 +142,7 @@ class Epochs:
             if settings.iterable:
                 order = LaneOrder(settings, fresh, **given)
             else:
-                order = SampledOrder(settings, make_batch, fresh, **given)
+                order = SampledOrder(settings, make_batch, fresh, rank, **given)
         if not early:
             self._at = order, None
         return order
@@ -157,7 +159,7 @@ class Epochs:
         if resume is not None:
             return copy.deepcopy(resume.to_json())
         if order is None:
-            fresh = fresh_state(now := settings(), self.coming(), self._own_of_sampler())
+            fresh, _ = fresh_state(now := settings(), self.coming(), self._own_of_sampler())
             if isinstance(fresh, SampledState):
                 fresh = replace(fresh, sampler_state=plan_state(now.sampler, fresh.epoch, 0))
             return fresh.to_json()
@@ -197,7 +199,9 @@ class Epochs:
         return None
 
 
-def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> State:
-    """Return the state of a loader as an epoch begins."""
-    make = iterable_state if settings.iterable else sampled_state
-    return make(settings, number, sampler_epoch)
+def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> tuple[State, int]:
+    """Return the state of a loader as an epoch begins, and its rank."""
+    rank, world_size = partition(settings.sampler, settings.dataset)
+    if settings.iterable:
+        return iterable_state(settings, number, sampler_epoch, rank, world_size), rank
+    return sampled_state(settings, number, sampler_epoch, world_size), rank

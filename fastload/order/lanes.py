@@ -15,7 +15,6 @@ from fastload._kit.user_errors import annotate
 from fastload.errors import StateError
 from fastload.memory.batch import Batch
 from fastload.order.order import Order, draw_seed
-from fastload.order.partition import partition
 from fastload.order.state import IterableState, as_int
 from fastload.random.keys import StreamKeys
 from fastload.settings import Settings
@@ -130,9 +129,10 @@ class LaneOrder(Order):
         ).to_json()
 
 
-def iterable_state(settings: Settings, epoch: int, sampler_epoch: int | None) -> IterableState:
+def iterable_state(
+    settings: Settings, epoch: int, sampler_epoch: int | None, rank: int, world_size: int
+) -> IterableState:
     """Return the state of a loader of an iterable dataset at the beginning of an epoch."""
-    rank, world_size = partition(settings.sampler, settings.dataset)
     batch = as_int(settings.batch_size)
     return IterableState(
         seed=settings.seed,

@@ -25,7 +25,7 @@ from fastload._kit.torch_private import is_default_generator
 from fastload._kit.user_errors import shown
 from fastload.errors import StateError
 from fastload.order.sampler import RankSampler
-from fastload.order.state import edited, keeps_state, load_into
+from fastload.order.state import keeps_state, load_into
 from fastload.random import passes
 
 RandomStates = dict[str, Any]
@@ -77,22 +77,6 @@ def restore_generators(sampler: Any, states: RandomStates) -> None:
     """Set the generators that the sampler holds to what `random_states` returned."""
     for generator, state in zip(generators(sampler), states["generators"], strict=True):
         _set_state(generator, state)
-
-
-def check_draws(sampler: Any, draws: list[RandomStates], *, keyed: bool) -> None:
-    """Raise `StateError` if random states cannot be restored. If draws are keyed, torch's may be None."""
-    try:
-        if not draws:
-            raise ValueError("it holds no state")
-        for states in draws:
-            if states["torch"] is not None or not keyed:
-                torch.Generator().set_state(_tensor(states["torch"]))
-            if not isinstance(states["generators"], list):
-                raise TypeError("generators are a list")
-            for generator, state in zip(generators(sampler), states["generators"], strict=True):
-                _set_state(copy.deepcopy(generator), state)
-    except Exception as exc:
-        raise edited("draws", draws, f"states of generators ({type(exc).__name__}: {exc})") from exc
 
 
 def _keeper(sampler: Any) -> Any:

@@ -50,6 +50,14 @@ def _receive(reader: Any) -> dict[str, Any]:
     return value
 
 
+def _end(streams: list[tuple[Any, Any]]) -> None:
+    """Close streams. Arrow prints a line for each that breaks before it is closed."""
+    while streams:
+        writer, _ = streams.pop()
+        with suppress(flight.FlightError, pa.ArrowException):
+            writer.close()
+
+
 class ParameterServer(GuardedServer):
     """Answers calls of clients with a `Server`.
 
@@ -118,6 +126,7 @@ class FlightStub(FlightCaller):
         """Return the error to raise for a call."""
         if gone:
             self._client = None  # a restarted server may have another address
+            _end(self._idle)
             return ServerGoneError(f"the server {self.name} does not answer: {why}. {RESUME}")
         return ParametersError(f"the server {self.name} cannot be called: {why}")
 
@@ -133,9 +142,7 @@ class FlightStub(FlightCaller):
     def close(self) -> None:
         """Close the connection."""
         if self._client is not None and self._pid == os.getpid():
-            for writer, _ in self._idle:
-                with suppress(flight.FlightError, pa.ArrowException):
-                    writer.close()
+            _end(self._idle)
             self._client.close()
         self._client = None
 
@@ -151,8 +158,13 @@ class FlightStub(FlightCaller):
         return writer, reader
 
     def _answer(self, writer: Any, reader: Any, idle: list[tuple[Any, Any]]) -> Answer:
-        with self.naming():
-            answer: Answer = _receive(reader)
+        answer: Answer = {}
+        try:
+            with self.naming():
+                answer = _receive(reader)
+        finally:
+            if not answer:
+                _end([(writer, reader)])
         if "error" in answer:
             raise ParametersError(f"the server {self.name}: {answer['error']}")
         idle.append((writer, reader))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
+
 import numpy as np
 from numpy.typing import NDArray
-
-from fastload._kit.hashing import GOLDEN
 
 Ids = NDArray[np.int64]
 
@@ -21,6 +21,8 @@ class RowIndex:
         self._ids: Ids = np.empty(16, np.int64)
         self._count = 0
         self._cells: Ids = np.full(64, -1, np.int64)  # a position, or -1
+        # Its multiples spread neighbouring ids. Nobody knows it, so no client can choose ids that want one cell.
+        self._factor = np.uint64(secrets.randbits(64) | 1)
 
     def __len__(self) -> int:
         return self._count
@@ -65,8 +67,7 @@ class RowIndex:
 
     def _first_cells(self, ids: Ids) -> Ids:
         shift = np.uint64(64 - (len(self._cells) - 1).bit_length())
-        # Multiples of it spread neighbouring ids.
-        return ((ids.view(np.uint64) * np.uint64(GOLDEN)) >> shift).view(np.int64)
+        return ((ids.view(np.uint64) * self._factor) >> shift).view(np.int64)
 
     def _next(self, cells: Ids) -> Ids:
         return (cells + 1) & (len(self._cells) - 1)

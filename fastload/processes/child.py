@@ -1,317 +1,305 @@
-"""What a worker process runs: it sets up its readers, whose batches are read in threads, and outlives signals.
-
-A reader reads with the same code as a loop without workers, in the same random streams. So the batches are the same.
-"""
+"""A worker process as the loop's process sees it: how it starts and ends, and what to say of it."""
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
-import gc
+import json
+import math
 import os
 import pickle
-import random
-import resource
+import select
 import signal
 import socket
 import struct
-import sys
 import threading
-import traceback
+import weakref
 from contextlib import suppress
-from contextvars import copy_context
-from queue import SimpleQueue
-from types import FrameType
+from functools import partial
+from multiprocessing.context import BaseContext
+from time import monotonic
 from typing import Any
 
-import numpy as np
-import torch
-
-from fastload._kit import user_errors
-from fastload._kit.torch_private import (
-    make_worker_info,
-    name_thread,
-    numpy_seed,
-    show_worker_info_in_threads,
-)
-from fastload._kit.user_errors import annotate, contained
-from fastload.errors import SharedStateWarning
-from fastload.processes import jobs
-from fastload.processes.beside import Beside
-from fastload.processes.jobs import Job, RaisedInLoop, Sealed
-from fastload.processes.observed import Looks
-from fastload.processes.open_files import take_positions
-from fastload.processes.packed_errors import dumps
-from fastload.processes.packing import unpack
-from fastload.processes.pausing import busy
-from fastload.processes.segments import Segment
-from fastload.processes.wire import Wire, can_be_read
-from fastload.processes.work import Work, who_is
-from fastload.random.global_states import random_states_kept
-from fastload.random.streams import entered
-from fastload.reading.fetch import WorkerContext, finish, read_run
+from fastload.errors import LoaderTimeoutError, WorkerDiedError
+from fastload.processes import jobs, worker_main
+from fastload.processes.jobs import Job, Sealed
+from fastload.processes.remote import Remote, what_is_read
+from fastload.processes.segments import Segments
+from fastload.processes.wire import can_be_read, pair, watched, with_core
 from fastload.reading.notices import Notices
-from fastload.safety import WorkerCopies
+from fastload.settings import Settings
+from fastload.telemetry.recorder import cpu_seconds
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+STATUS_SECONDS = 0.5
+"""How long the exit status of a dead worker may take."""
 
+STACK_SECONDS = 1.0
+"""How long a worker may take to show its stack."""
 
-def main(
-    alive: socket.socket,
-    work: socket.socket,
-    beside: socket.socket,
-    job: Job,
-    sealed: Sealed,
-) -> None:
-    """Run a worker process. It ends if `work` is shut, and at once if the loop's process is gone.
-
-    Args:
-        alive: is closed once the loop's process is gone.
-        work: brings the memory of marks and then tickets, takes answers.
-        beside: brings commands while a sample is read: drop, end, show the stack.
-        job: which workers these are.
-        sealed: the loader's arguments.
-    """
-    user_errors.passing = ()
-    os.register_at_fork(after_in_child=_in_fork_of_worker)
-    gc.freeze()  # a collection would write to every object, and so copy the pages of all that a fork shares
-    _outlive_signals()
-    _end_with(alive)
-    wire = Wire(work)
-    heard = Beside(beside, {main.__code__, _in_thread.__code__})
-    with suppress(*_SHUT):
-        wire.send(pickle.dumps((jobs.STARTED, None)))
-        try:
-            reader = _set_up(job, sealed, wire, heard)
-        except BaseException as exc:
-            # Send the error, so that the loop raises it instead of a WorkerDiedError.
-            if isinstance(exc, AttributeError) and "__main__" in str(exc):
-                annotate(exc, _NO_MAIN)
-            wire.send(dumps((jobs.BROKEN, contained(exc)), who_is(job.workers)))
-            return
-        wire.send(pickle.dumps((jobs.READY, None)))
-        if len(job.workers) == 1:
-            reader.serve()
-        else:
-            _serve(reader)
-
-
-_SHUT = EOFError, BrokenPipeError, ConnectionResetError
-
-
-def _serve(reader: ProcessReader) -> None:
-    """Let one of several readers serve until the wire is shut. A fault ends the process: else the others wait on."""
-    try:
-        with suppress(*_SHUT):
-            reader.serve()
-    except SystemExit as exc:  # in a process that a sample forked
-        sys.stdout.flush()
-        os._exit(exc.code if isinstance(exc.code, int) else 1)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-
-
-def _end_with(alive: socket.socket) -> None:
-    """Let the kernel kill this process once the other end is closed: a sample in C may hold the GIL for minutes."""
-    fcntl.fcntl(alive, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(alive, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(alive, fcntl.F_SETFL, fcntl.fcntl(alive, fcntl.F_GETFL) | os.O_ASYNC)
-    if can_be_read(alive.fileno(), 0):  # it was closed before
-        os._exit(1)
-
-
-_NO_MAIN = (
-    "a worker that does not fork cannot import what was typed at a prompt, in a notebook or after `python -c`. Put the "
-    'class into a module, or pass multiprocessing_context="fork"'
+_START_HINT = (
+    'What it printed says why. A script whose workers do not fork needs `if __name__ == "__main__":` around what '
+    "it runs, and must be a file"
+)
+_KILLED_HINT = (
+    "The kernel kills a process if memory runs out: see `dmesg`, or memory.events of the job's cgroup. Use fewer "
+    "workers, or smaller batches"
+)
+_SIGNAL_HINT = "Another program sent it, such as a batch system at its time limit"
+_DIED_HINT = (
+    "A sample, unpickling or worker_init_fn crashed in C, or called os._exit(). Run the loop with num_workers=0 under "
+    "`python -X faulthandler`"
 )
 
-
-def _in_fork_of_worker() -> None:
-    """Let any error or signal end a process that a sample forks. It must not answer in the worker's place."""
-    user_errors.passing = (BaseException,)
-    for number in SIGNALS:
-        # `Pool.terminate()` waits for a process to which it sent SIGTERM.
-        if signal.getsignal(number) is _nothing:
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
+_children: weakref.WeakSet[Child] = weakref.WeakSet()
+"""The worker processes of this process. A fork of it closes their sockets: their ends must mean that it is gone."""
 
 
-def _outlive_signals() -> None:
-    # A batch system signals the whole group. The loop's process decides what happens: a checkpoint may need batches.
-    # The handlers do nothing, rather than being SIG_IGN: programs that samples start would inherit that.
-    for number in SIGNALS:
-        signal.signal(number, _nothing)
-    # Python's handlers use the stack that faulthandler made, which holds two of Linux's frames of some CPUs. The kernel
-    # kills a process that gets three signals at once. So this thread gives that stack back: `stack_t` with SS_DISABLE.
-    ctypes.CDLL(None).sigaltstack(struct.pack("PiN", 0, 2, 0), None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def _nothing(number: int, frame: FrameType | None) -> None:
-    pass
-
-
-def _set_up(job: Job, sealed: Sealed, wire: Wire, heard: Beside) -> ProcessReader:
-    """Set up the process and its readers. Return the first; the others wait for work in threads of their own.
-
-    Several readers own copies of the loader's objects, as threads of the loop's process do. One has the objects
-    themselves. Each calls `worker_init_fn` in its thread, one after another.
-    """
-    # Before anything computes: in a fork, OpenMP waits for threads that the fork has lost.
-    torch.get_num_threads()
-    torch.set_num_threads(1)
-    notices = Notices(set())
-    if shared := take_positions():
-        notices.warn(
-            "positions",
-            f"worker processes share the position in some files: {', '.join(shared[:8])}. "
-            "Samples that read them can be wrong. Open files in `__getitem__`, not in `__init__`",
-        )
-    show_worker_info_in_threads()
-    forked = sealed.generators is not None
-    _seed(job.workers[0], job.seed, forked=forked)
-    settings = sealed.open()
-    _outlive_signals()  # again: modules that the dataset needs were imported, and may have set handlers
-    work = Work(job, settings, wire, heard, _marks(wire, len(job.workers)), notices)
-    if len(job.workers) == 1:
-        roots = settings.dataset, settings.collate_fn, settings.worker_init_fn
-        return ProcessReader(job.workers[0], job, WorkerCopies(*roots, sealed.generators), work)
-    survey = sealed.survey or settings.survey
-    initialises = settings.worker_init_fn is not None
-    limit, _ = resource.getrlimit(resource.RLIMIT_STACK)  # -1 if there is none
-    threading.stack_size(max(limit, 8 << 20))  # as the main thread has
-    with random_states_kept(initialises):
-        own = survey.own()
-        first = ProcessReader(job.workers[0], job, own, work)
-        for worker in job.workers[1:]:
-            if initialises:
-                _seed(worker, job.seed, forked=forked)
-            done: SimpleQueue[BaseException | None] = SimpleQueue()
-            new = worker, job, survey.own(), work
-            threading.Thread(target=copy_context().run, args=(_in_thread, done, *new)).start()
-            if (error := done.get()) is not None:
-                raise error
-        if said := survey.said_of_shared():
-            notices.warn("shared", said, SharedStateWarning)
-        return first
-
-
-def _marks(wire: Wire, readers: int) -> np.ndarray:
-    """Return the memory in which readers mark what they read: int64[readers], shared with the loop's process."""
-    received = wire.receive()
-    assert received is not None
-    segment = Segment((-1, -1), received[1].pop(), 8 * readers)
-    segment.forget()
-    return segment.view().view(np.int64)
-
-
-def _in_thread(done: SimpleQueue[BaseException | None], *new: Any) -> None:
-    """Set up a reader, tell `done` of it or of its error, and serve."""
-    work: Work = new[3]
-    work.heard.join()
-    if decimal := sys.modules.get("decimal"):
-        decimal.setcontext(decimal.getcontext().copy())  # `copy_context` shares it
-    try:
-        reader = ProcessReader(*new)
-    except BaseException as exc:
-        done.put(exc)
-        return
-    done.put(None)
-    _serve(reader)
-
-
-def _seed(worker: int, seed: int, *, forked: bool) -> None:
-    """Seed the global generators as torch's workers do. Each sample is keyed; this is for all else."""
-    random.seed(seed + worker)
-    if forked:  # it uses no accelerator, for which torch would keep a stack: 3 ms
-        torch.default_generator.manual_seed(seed + worker)
-    else:
-        torch.manual_seed(seed + worker)
-    np.random.seed(numpy_seed(seed, worker))
-
-
-# ---- a reader ----
-
-_reading = threading.local()
-"""The reader of the calling thread."""
-
-
-class ProcessReader:
-    """One worker of the process, in the thread that makes it.
+class Child:
+    """One worker process of a loader.
 
     Args:
-        worker: its id.
-        job: what the process is to do.
-        own: the dataset and functions that it reads with.
-        work: what it shares with the other readers.
+        job: which workers it has.
+        settings: the loader's arguments.
+        segments: lends the memory of batches.
+        notices: collects warnings for the loop.
     """
 
-    def __init__(
-        self,
-        worker: int,
-        job: Job,
-        own: WorkerCopies,
-        work: Work,
-    ) -> None:
-        _reading.by = self
-        self._worker = worker
-        self._work = work
-        self._pid = os.getpid()
-        name_thread(f"fastload-{worker}")
-        torch.get_num_threads()  # or the first parallel operation would replace the 1 by the global number
-        torch.set_num_threads(1)
-        alone = len(job.workers) == 1
-        method = "multiprocessing" if alone else "thread"
-        number = work.fetcher.settings.num_workers
-        info = make_worker_info(worker, number, job.seed + worker, own.dataset, method)
+    IDLE_SECONDS = 30.0
+    """How long a worker may use no CPU time before it says that it runs, or while a batch is due."""
+
+    def __init__(self, job: Job, settings: Settings, segments: Segments, notices: Notices) -> None:
+        self.job = job
+        self.iterable = settings.iterable
+        self.remote = Remote(job.workers, settings, segments, notices)
+        self._owner = os.getpid()
+        self._settings = settings
+        self._notices = notices
+        self._process: Any = None
+        self.watched: int | None = None
+        """A descriptor that can be read once the process is dead, or None if the system has none."""
+        self._asking = threading.Lock()  # owns the socket beside the wire, for questions
+
+    # ---- beginning and end ----
+
+    def start(self, context: BaseContext, sealed: Sealed) -> None:
+        """Start the process. Raise what starting or pickling raised. Then call `end`."""
+        self.dead = self.ending = False
+        # Whether a dead process has ended, and its exit code.
+        self._fate: tuple[bool, int | None] | None = None
+        self._late = monotonic() + (self._settings.timeout or math.inf)
+        self.work, theirs = pair()
+        self._beside, theirs_beside = socket.socketpair()
+        self._alive, theirs_alive = socket.socketpair()
+        _children.add(self)
+        of: Any = context  # Any: the stubs of BaseContext have no Process
         try:
-            self._context = WorkerContext(
-                own, info, work.fetcher, work.heard.wait, job.modes, alone=alone
+            self._process = of.Process(
+                target=worker_main.main,
+                args=(theirs_alive, theirs, theirs_beside, self.job, sealed),
+                name=f"fastload-worker-{self.job.workers[0]}",
+                daemon=False,
             )
-        except BaseException as exc:
-            annotate(exc, f"worker {worker}; stage: worker_init_fn")
-            raise
-        self._looks = Looks(work.heard)
+            # A fork inherits the mask: no signal ends it before it has handlers. A fork server must not inherit it.
+            forks = context.get_start_method() == "fork"
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, worker_main.SIGNALS if forks else ())
+            try:
+                self._process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            self.pid: int = self._process.pid
+            self.watched = watched(self.pid)
+            self.remote.connect(self.work, self.pid)
+        finally:
+            for end in (theirs, theirs_beside, theirs_alive):
+                end.close()
 
-    def serve(self) -> None:
-        """Read one run after another. Raise EOFError once the loop's process sends no more."""
-        context = self._context
-        with context.modes.entered(), entered(context.stream):
-            self._end_if_forked()
-            while True:
-                batch, start, stop = self._work.claim(self._worker)
-                with busy:
-                    seconds = read_run(batch, start, stop, context)
-                    self._end_if_forked()  # before `collate_fn` gets what it has of the batch
-                    last = self._work.deliver(batch, stop - start, seconds)
-                    if last:
-                        finish(batch, context)
-                self._end_if_forked()
-                context.stream.move(None, None)  # so that it keeps no batch
-                if last:
-                    self._work.answer(batch, self._worker, self._looks)
-                del batch
+    def wait_until_ready(self) -> None:
+        """Wait until the process is set up. Raise the error of its start, or `LoaderTimeoutError` after `timeout`."""
+        expected, cpu_s = jobs.STARTED, cpu_seconds(self.pid)
+        while True:
+            left = self._late - monotonic()
+            try:
+                received = self._receive(max(0.0, min(self.IDLE_SECONDS, left)))
+            except (EOFError, OSError):
+                raise self.died(
+                    "it started", _START_HINT if expected == jobs.STARTED else ""
+                ) from None
+            if received is not None:
+                what, found = pickle.loads(received[0])
+                if what == jobs.BROKEN:
+                    raise found
+                assert what == expected
+                if what == jobs.READY:
+                    return
+                expected = jobs.READY
+            elif left <= self.IDLE_SECONDS:
+                raise LoaderTimeoutError(
+                    f"{self.name} was not set up within timeout={self._settings.timeout:g} s. Let "
+                    f"worker_init_fn and unpickling take less time, or raise timeout. It was here:\n{self.stack()}"
+                )
+            elif cpu_seconds(self.pid) <= cpu_s:  # imports take CPU time
+                if expected == jobs.STARTED:
+                    raise WorkerDiedError(self._idle("started"))
+                if "start" not in self._notices.warned:
+                    self._notices.warn("start", self.waits("unpickled, or ran worker_init_fn"))
+                    self._notices.tell(stacklevel=8)
+            cpu_s = cpu_seconds(self.pid)
 
-    def _end_if_forked(self) -> None:
-        """End a process that user code has forked and that returned from it. Its answer would be taken for another."""
-        if os.getpid() != self._pid:
-            said = "a process that your code forked returned from it. End it by os._exit()"
-            print(f"fastload: {said}", file=sys.stderr, flush=True)
-            os._exit(1)
+    def _receive(self, seconds: float) -> Any:
+        """Return what the process sends next, or None after `seconds`. Raise EOFError or OSError if it is dead."""
+        poll = select.poll()
+        for descriptor in filter(None, (self.work.fileno(), self.watched)):
+            poll.register(descriptor, select.POLLIN)
+        if not poll.poll(1000 * seconds):
+            return None
+        if (received := self.remote.wire.receive(waits=False)) is None:
+            raise EOFError("the process is dead")
+        return received
 
-    def ask(self, index: Any, error: Exception) -> Any:
-        """Let the loop's process call `on_error`, and return the sample that it chose."""
-        stream = self._context.stream
-        question = index, error, stream.drawn()
-        sample, raised, drawn = self._work.ask(self._worker, question)
-        stream.resume(drawn)
-        if raised is None:
-            return unpack(sample)
-        raise RaisedInLoop(raised)
+    def begin_end(self) -> None:
+        """Let the process end after its current calls. Any thread may call this, also in a finalizer."""
+        # A fork of the loop's process closes its copy of the window, and must not shut the socket.
+        if not self.ending and os.getpid() == self._owner:
+            self.ending = True
+            self.say(jobs.END)
+            with suppress(OSError):
+                self.work.shutdown(socket.SHUT_WR)
+
+    def end(self, seconds: float) -> None:
+        """Let the process end, kill it after `seconds`, and reap it. A second call does nothing."""
+        if self._process is None:
+            return
+        self.begin_end()
+        if self._process.pid is not None and not self._has_ended(seconds):
+            self.kill()
+            self._has_ended(1.0)
+        self._close()
+
+    def _has_ended(self, seconds: float) -> bool:
+        """Wait for the end of the process, and reap it. Return whether it has ended.
+
+        Time in which it waited for a core does not count.
+        """
+        if self.watched is None:
+            self._process.join(seconds)
+            return not self._process.is_alive()
+        # A process that the worker has started may hold the pipe that `join` waits for.
+        if not with_core(partial(can_be_read, self.watched), seconds, [self.pid]):
+            return False
+        if self._process.exitcode is None:
+            self._process.join(STATUS_SECONDS)  # the fork server sends it
+        return True
+
+    def kill(self) -> None:
+        """Kill the process."""
+        with suppress(OSError, AttributeError):
+            self._process.kill()
+
+    def drop(self, number: int) -> None:
+        """Let the process drop the batches up to a number. Any thread may call this, also in a finalizer."""
+        self.say(jobs.DROP + struct.pack("=q", number))
+
+    def say(self, what: bytes) -> None:
+        """Send a command beside the tickets. Any thread may call this, also in a finalizer."""
+        if os.getpid() != self._owner:
+            return  # a fork of the loop's process closes its copy of the window
+        with suppress(OSError):
+            self._beside.send(what, socket.MSG_DONTWAIT)
+
+    def _close(self) -> None:
+        _children.discard(self)
+        self.dead = True
+        self.remote.close()
+        for end in (self.work, self._beside, self._alive):
+            end.close()
+        if self.watched is not None:
+            if self._process.exitcode is None and can_be_read(self.watched, 0):
+                # Another wait took the status. Multiprocessing would take it for alive, and keep its pipes.
+                self._process._popen.returncode = 255
+            os.close(self.watched)
+            self.watched = None
+        with suppress(ValueError):  # it still runs
+            self._process.close()
+        self._process = None
+
+    def _idle(self, did: str) -> str:
+        return (
+            f"{self.name} used no CPU time for {self.IDLE_SECONDS:g} s as it {did}. If a thread held a lock at "
+            'the fork, pass multiprocessing_context="forkserver".'
+        )
+
+    def waits(self, did: str) -> str:
+        """Return a warning that names what the process did, and where it is."""
+        return f"{self._idle(did)} To limit the wait, pass timeout=. The worker is here:\n{self.stack()}"
+
+    @property
+    def name(self) -> str:
+        """Which workers the process has."""
+        return jobs.named(self.job.workers)
+
+    def stack(self) -> str:
+        """Return where each reader of the process is, innermost call last."""
+        with self._asking:
+            try:
+                self._beside.settimeout(0)
+                with suppress(BlockingIOError):
+                    while self._beside.recv(65536):  # a late answer to an earlier question
+                        pass
+                self._beside.settimeout(STACK_SECONDS)
+                self._beside.send(jobs.STACK)
+                with self._beside.makefile("rb") as file:
+                    text = file.read(struct.unpack("=Q", file.read(8))[0])
+                shown = json.loads(text)
+            except (OSError, ValueError, struct.error):
+                shown = []
+        why = (
+            "it has not begun"
+            if shown
+            else "it is stopped, has no core, or a call in C holds its GIL"
+        )
+        workers, reading = self.job.workers, self.remote.reading()
+        shown += [f"  (it does not answer: {why})\n"] * (len(workers) - len(shown))
+        said = ""
+        for worker, text in zip(workers, shown, strict=True):
+            what = f", reading {what_is_read(reading[worker].batch)}" if worker in reading else ""
+            said += f"worker {worker} (process {self.pid}){what}:\n{text}"
+        return said
+
+    def died(self, doing: str, hint: str = "", worker: int | None = None) -> WorkerDiedError:
+        """Return the error of the process's death while it, or one of its workers, did something."""
+        process = self._process
+        if self._fate is None and process is not None:
+            self._fate = self._has_ended(1.0), process.exitcode
+        self.dead = True
+        who = self.name if worker is None else f"worker {worker}"
+        return _death(f"{who} (process {self.pid})", doing, *(self._fate or (True, None)), hint)
 
 
-def ask(index: Any, error: Exception) -> Any:
-    """Do the same for the reader of the calling thread: `on_error` of the settings in a worker process."""
-    reader: ProcessReader = _reading.by
-    return reader.ask(index, error)
+def _death(who: str, doing: str, ended: bool, code: int | None, hint: str) -> WorkerDiedError:
+    """Return the error for a process that died, from its exit code if that is known, and what to do about it."""
+    if not ended:
+        how = "closed its connection"
+    elif code is None:
+        how = "ended with an unknown status, which another wait() of this program took,"
+    elif code < 0:
+        hint = _KILLED_HINT if -code == signal.SIGKILL else hint
+        hint = _SIGNAL_HINT if -code in worker_main.SIGNALS else hint
+        named = str(code)
+        with suppress(ValueError):
+            named = signal.Signals(-code).name
+        how = f"was killed by {named}"
+    else:
+        how = f"exited with code {code}"
+    return WorkerDiedError(f"{who} {how} while {doing}. {hint or _DIED_HINT}")
+
+
+def _close_in_child() -> None:
+    for one in list(_children):
+        one.dead = True
+        for end in (one.work, one._beside, one._alive):
+            with suppress(OSError):
+                end.close()
+        if one.watched is not None:
+            os.close(one.watched)
+    _children.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -4,7 +4,7 @@ import json
 import os
 import warnings
 
-import fastload.processes.child  # noqa: F401  # with torch and all that a worker needs
+import fastload.processes.worker_main  # noqa: F401  # with torch and all that a worker needs
 
 ORIGINAL = "FASTLOAD_ORIGINAL_VARIABLES"
 """A server finds here what its workers are to have in place of the variables that decide what it imports."""

@@ -24,13 +24,13 @@ from typing import Any
 
 from fastload._kit.user_errors import shown
 from fastload.errors import DatasetCopyError
-from fastload.processes.child import ask
+from fastload.processes.child import Child
 from fastload.processes.jobs import Job, Sealed
 from fastload.processes.open_files import inherited
-from fastload.processes.parent import Child
 from fastload.processes.pausing import PAUSE_SECONDS, busy
 from fastload.processes.preload import ORIGINAL
 from fastload.processes.segments import Segments
+from fastload.processes.worker_main import ask
 from fastload.random import python_random, torch_random
 from fastload.reading.modes import modes_of_thread
 from fastload.reading.notices import Notices

@@ -138,7 +138,7 @@ class Fetcher:
                 batch.data = builder.make((), lambda samples: collate_fn(samples[0]))
         elif skipped and len(skipped) == batch.size:
             raise EmptyBatchError(
-                f"on_error skipped all {batch.size} samples of {batch}. Return other samples from a callable on_error"
+                f"on_error skipped each sample of {batch}. Return other samples from a callable on_error"
             ) from batch.handled[max(skipped)]
         else:
             batch.data = builder.make(skipped, collate_fn)

@@ -297,9 +297,7 @@ class Mixture(RankSampler):
             numbers=_by_name(self.lengths, numbers),
             lengths=dict(self.lengths),
             set_ids=dict(self.set_ids),
-            changes=[],
             global_batch=self.global_batch,
-            by="quota",
             on_exhausted=self.on_exhausted,
         )
 

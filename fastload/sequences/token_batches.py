@@ -14,7 +14,7 @@ from fastload._kit.fingerprint import digest_of
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
 from fastload.order.sampler import PlacedBatch, RankSampler, permuted
-from fastload.order.state import compare, edited
+from fastload.order.state import compare
 from fastload.sequences.lengths import checked
 from fastload.sequences.token_plan import TokenPlan, make_plan
 
@@ -178,17 +178,12 @@ class TokenBatchSampler(RankSampler):
     def plan_state(self, epoch: int, position: int) -> dict[str, Any]:
         """Return what the plan depends on beside seed, shuffle and ends, for the state of a loader."""
         sizes = {"samples": self.samples, "batches_per_step": self.batches_per_step}
-        return {**sizes, **self._hashes, **self._options(), "padded": True}
+        return {**sizes, **self._hashes, **self._options()}
 
     def load_plan(self, state: Any, epoch: int, *, ended: bool) -> None:
         """Raise StateError if `state`, from `plan_state`, is that of another plan."""
-        if not isinstance(state, dict):
-            raise edited("plan", state, "what TokenBatchSampler saved")
         for field, ours in self.plan_state(0, 0).items():
-            remedy = f"give TokenBatchSampler the state's {field}"
-            if field == "padded":
-                remedy = "this version makes no batches by the sum of their lengths. Begin the epoch anew"
-            compare(field, state.get(field), ours, remedy)
+            compare(field, state.get(field), ours, f"give TokenBatchSampler the state's {field}")
 
     @cached_property
     def _hashes(self) -> dict[str, str | None]:

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 if TYPE_CHECKING:
     from fastload.store.backbones import backbone
     from fastload.store.dataset import SetDataset
-    from fastload.store.model_outputs import features, predictions
+    from fastload.store.features_and_predictions import features, predictions
     from fastload.store.preparation import Prepared
     from fastload.store.preparing import prepare
     from fastload.store.read import get
@@ -41,9 +41,9 @@ if not TYPE_CHECKING:  # one that sees it takes each name for one that exists
         """Load a public name at its first use. Importing torch takes seconds: `fastload set ls` does without."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from fastload.store import backbones, model_outputs, preparing, read, write
+        from fastload.store import backbones, features_and_predictions, preparing, read, write
 
-        homes = (backbones, model_outputs, preparing, read, write)
+        homes = (backbones, features_and_predictions, preparing, read, write)
         return next(vars(home)[name] for home in homes if name in vars(home))
 
 

@@ -13,12 +13,10 @@ from fastload._kit.disk import locked_path, open_file
 from fastload.datasets.manifest import INDEX, Index, Shard
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import PIECE_BYTES, copy_shards, partial_path, summed
 from fastload.store.root import index_at, seal, unsealed
+from fastload.store.shard_bytes import PIECE_BYTES, copy_shards, partial_path, summed
 
 Places = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-LOCK = ".lock"
-"""The file in a set that the one process holds which copies parts into it."""
 
 _SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://")
 
@@ -98,7 +96,7 @@ def fetch_parts(path: str, index: Index, parts: Sequence[Shard], sources: Sequen
     If several processes call this at the same time, one copies, and the others wait. Raise StoreFullError before a byte
     is written. Raise PackedDataError if no source has a part, or if a source has another set or cannot be read.
     """
-    with locked_path(os.path.join(path, LOCK), needed=False):
+    with locked_path(os.path.join(path, INDEX), needed=False):
         missing = [part for part in parts if not is_here(path, part)]
         if missing:
             there = [(source, _parts_at(source, path, index)) for source in sources]

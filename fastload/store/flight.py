@@ -22,8 +22,8 @@ from fastload.distributed.arrow_memory import SCHEMA, batch_of, bytes_of
 from fastload.distributed.flight import FlightCaller, GuardedServer, without_traceback
 from fastload.errors import PackedDataError
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import PIECE_BYTES
 from fastload.store.root import check_name, no_set, sets
+from fastload.store.shard_bytes import PIECE_BYTES
 
 _ACTION = "set 2"  # with the version of its results and of tickets
 _ANSWER_S = 30.0

@@ -13,7 +13,7 @@ from fastload.datasets.manifest import INDEX, Index
 from fastload.errors import PackedDataError
 from fastload.store.fields import dtype_of, shape_of
 from fastload.store.parts import is_here, open_part
-from fastload.store.pieces import read_set
+from fastload.store.shard_bytes import read_set
 
 _LONGEST = 60
 """Maximum number of characters of a value."""
@@ -30,7 +30,7 @@ def inspect(path: str | os.PathLike[str]) -> str:
     checked = sum(shard.checksum is not None for shard in index.shards)
     made = ", ".join(f"{name} {_text(value)}" for name, value in index.made.items())
     lines = [
-        f"{path}: {counted(index.rows, 'row')}, mode {index.mode}, {counted(len(index.classes), 'class', 'classes')}",
+        f"{path}: {counted(index.rows, 'row')}, mode {index.mode}, {counted(len(index.classes), 'class')}",
         f"{counted(len(index.shards), 'part')}, {size_text(size)}, {checked:,} with checksums; {_places(path, index)}",
         *(f"column {name}: {kind}" for name, kind in columns_of(path, index).items()),
         *([f"id: {index.id}"] if index.id else []),

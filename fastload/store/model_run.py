@@ -75,7 +75,7 @@ class Forward:
 
 
 @dataclass
-class Run:
+class ModelRun:
     """The run of a model, which computes the columns of parts.
 
     Attributes:

@@ -26,7 +26,7 @@ from fastload.errors import PrepareError, UsageError
 from fastload.store.columns import record_batch
 from fastload.store.dataset import SetDataset
 from fastload.store.model_key import key_of, name_of, random_transforms
-from fastload.store.model_run import Forward, Run, batches_of
+from fastload.store.model_run import Forward, ModelRun, batches_of
 from fastload.store.preparation import Preparation, preparation
 from fastload.store.ranks import Ranks, meet
 from fastload.store.root import index_at, locate, this_node
@@ -118,11 +118,7 @@ class ModelSet:
                     )
                 return True
             reason = f"of {self.kind} made with other {' and other '.join(differing)}"
-            if "version" not in there:
-                reason = (
-                    f"of {self.kind} that an earlier fastload made. store.get() reads it as before"
-                )
-            elif "version" in differing:
+            if "version" in differing:
                 reason += f": it has version {there.get('version')!r}, not {self.version!r}"
         if self.replace:
             return False
@@ -175,7 +171,7 @@ class ModelSet:
         if not os.path.isdir(work.folder):
             raise PrepareError(
                 f"{work.folder} does not exist on {this_node()}. Give the set a path that all nodes see, and copy it "
-                "to each node with fastload stage"
+                "to each node with fastload set stage"
             )
         left = sum(len(rows) for _, rows in missing)
         total = len(self.dataset)
@@ -191,7 +187,7 @@ class ModelSet:
             ) as bar,
             closing(batches_of(self.dataset, ranks.share(missing), options)) as parts,
         ):
-            run = Run(self.forward, on, left, work.folder, bar.update)
+            run = ModelRun(self.forward, on, left, work.folder, bar.update)
             for (name, rows), batches in parts:
                 work.write(record_batch(run.columns(len(rows), batches)), name)
 

@@ -14,7 +14,8 @@ from typing import Any
 from tqdm import tqdm
 
 from fastload._kit.fingerprint import fingerprint
-from fastload.datasets.manifest import REJECTED, Index
+from fastload._kit.texts import counted
+from fastload.datasets.manifest import Index
 from fastload.datasets.packed.unfinished import preparing
 from fastload.errors import PrepareError
 from fastload.store.root import index_at, locate, remove, seal, this_node, unsealed
@@ -44,7 +45,7 @@ class Prepared:
     reused: int
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.rows:,} rows, {self.made} parts made, {self.reused} reused"
+        return f"{self.path}: {counted(self.rows, 'row')}, {counted(self.made, 'part')} made, {self.reused} reused"
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,7 @@ def preparation(
     with preparing(path, name, wait=waiting) as folder:
         place = os.path.join(path, name)
         old = index_at(place)
-        # Earlier versions could leave failed sources out, and listed them there.
-        is_whole = not os.path.exists(os.path.join(place, REJECTED))
-        is_there = old is not None and is_whole and old.made.get("fingerprint") == whole
+        is_there = old is not None and old.made.get("fingerprint") == whole
         if old is not None and not is_there and not replace:
             raise _refusal(place, old, given)
         work = Work(folder, checksums)
@@ -166,8 +165,6 @@ def _refusal(path: str, old: Index, given: list[tuple[str, Any]]) -> FileExistsE
         reason = "which prepare did not make"
     elif new:
         reason = f"and {len(new)} of {len(given)} sources, such as {new[0]}, are new or changed, or the function is"
-        if len(new) == len(given):
-            reason += ", or an earlier fastload made it"
     return FileExistsError(
         17,
         f"a set of this name exists, {reason}. Pass replace=True, or choose another name",

@@ -19,8 +19,8 @@ from fastload._kit.disk import write_file
 from fastload.datasets.manifest import INDEX, Index, Shard, dump_index
 from fastload.datasets.packed.unfinished import content, expect_free, preparing
 from fastload.errors import PackedDataError, UsageError
-from fastload.store.pieces import copy_shards, parts_elsewhere, pieces, read_set
 from fastload.store.root import check_name, default_root, open_root, seal
+from fastload.store.shard_bytes import copy_shards, parts_elsewhere, pieces, read_set
 
 
 @dataclass(frozen=True)

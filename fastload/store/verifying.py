@@ -10,7 +10,7 @@ from functools import partial
 from fastload._kit.texts import counted
 from fastload.datasets.manifest import Shard
 from fastload.errors import PackedDataError, in_one_line
-from fastload.store.pieces import Pieces, each, parts_elsewhere, pieces, read_set
+from fastload.store.shard_bytes import Pieces, each, parts_elsewhere, pieces, read_set
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 `recorder` has clocks, histograms, and the recorder that each thread writes to. `stages` names the parts of a sample,
 for the recorder and for a torch profiler. `snapshot` has the figures of an epoch as values. `diagnosis` has the rules
-that say what bounds a run. `stats` prints both.
+that say what bounds a run. `stats` prints both. `sums` adds up epochs, and `ranks` has what the ranks of a job say.
 """
 
+from fastload.telemetry.ranks import Ranks, RankStats
 from fastload.telemetry.recorder import (
     Place,
     Recorder,
@@ -26,6 +27,8 @@ from fastload.telemetry.stats import Stats
 
 __all__ = [
     "Place",
+    "RankStats",
+    "Ranks",
     "Recorder",
     "Stage",
     "Stats",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil
 from typing import NamedTuple
 
+from fastload._kit.texts import counted
 from fastload.telemetry.snapshot import (
     Snapshot,
     Stage,
@@ -66,7 +67,8 @@ FULL = 0.85
 """Share of the CPU time of all cores. Even a full machine loses the rest by switching threads."""
 
 OTHERS = 0.25
-"""Share of the cores' time that other processes use. A system without other jobs uses less."""
+"""Share of the cores' time that other processes use, and of the workers' busy time without a core. A system without
+other jobs uses less. If workers lack cores for less, something else takes most of their time."""
 
 PINS = 0.7
 """Share of the time that the one pinning thread is busy. If it is busier, the next batch waits for it."""
@@ -146,7 +148,7 @@ def _too_little(stats: Snapshot) -> Diagnosis | None:
     """Return a finding if the run is too short. It names only what is missing."""
     missing = [f"at least {FEWEST_BATCHES} batches"] * (stats.batches < FEWEST_BATCHES)
     missing += [f"more than {duration(SHORTEST_S)}"] * (stats.elapsed_s < SHORTEST_S)
-    seen = f"{stats.batches} batches in {duration(stats.elapsed_s)}"
+    seen = f"{counted(stats.batches, 'batch')} in {duration(stats.elapsed_s)}"
     fact = f"Too little was measured to say what bounds the run: {seen}"
     return _finding("nothing", fact, f"{' and '.join(missing)} are needed") if missing else None
 
@@ -203,7 +205,8 @@ def _straggler(stats: Snapshot) -> Diagnosis | None:
 def _others(stats: Snapshot) -> Diagnosis | None:
     """Return a finding if other processes keep the cores from the workers. Then figures say little about the loader."""
     crowded = others_share(stats) > OTHERS and stats.others_cpu_s > LACKS * stats.process_cpu_s
-    return _crowded(stats) if crowded and _lacks_cores(stats) else None
+    lacking = _lacks_cores(stats) and stats.core_wait_s > OTHERS * stats.busy_s
+    return _crowded(stats) if crowded and lacking else None
 
 
 def _crowded(stats: Snapshot) -> Diagnosis:
@@ -361,7 +364,7 @@ def _cores_taken(stats: Snapshot) -> bool:
 def _largest(stats: Snapshot) -> Stage | None:
     """Return the stage, of those that the dataset named, that takes most of the samples' time, or None."""
     largest = max(named_stages(stats), key=lambda stage: stage.seconds, default=None)
-    if largest is None or largest.seconds < MOSTLY * seconds_in(stats, "sample"):
+    if largest is None or largest.seconds <= MOSTLY * seconds_in(stats, "sample"):
         return None
     return largest
 

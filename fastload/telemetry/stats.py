@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastload._kit.tables import columns
-from fastload._kit.texts import size_text
+from fastload._kit.texts import counted, size_text
 from fastload.telemetry.prediction import best_kind
 from fastload.telemetry.snapshot import (
     LOADER_STAGES,
@@ -55,7 +55,8 @@ class Stats(Snapshot):
 
 def _figures(stats: Snapshot) -> list[str]:
     per_s = 1 / stats.elapsed_s if stats.elapsed_s else 0.0
-    used = f"{stats.process_cpu_s * per_s:.1f} of {stats.cores} cores used" if stats.cores else ""
+    cores = counted(stats.cores, "core")
+    used = f"{stats.process_cpu_s * per_s:.1f} of {cores} used" if stats.cores else ""
     if others_share(stats) > 0.05:
         used += f", {stats.others_cpu_s * per_s:.1f} by other processes"
     waited = f"{percent(waited_share(stats))} of the time"
@@ -88,10 +89,11 @@ def _figures(stats: Snapshot) -> list[str]:
 def _gil_figure(stats: Snapshot) -> tuple[str, str, str]:
     if not stats.gil:
         return "GIL pressure", "none", "this Python runs without the GIL"
+    probes = counted(stats.gil_probes, "probe")
     if stats.processes:
-        of = f"of {stats.processes} processes; {stats.gil_probes:,} probes"
+        of = f"of {counted(stats.processes, 'process')}; {probes}"
         return "GILs in use", f"{stats.gil_held:.2f}", of
-    return "GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {stats.gil_probes:,} probes"
+    return "GIL pressure", f"{stats.gil_pressure:.2f}", f"mean of {probes}"
 
 
 def _other_kind(stats: Snapshot) -> list[tuple[str, str, str]]:
@@ -100,7 +102,7 @@ def _other_kind(stats: Snapshot) -> list[tuple[str, str, str]]:
     if best is None or (best.kind, best.processes) == (stats.worker_method, stats.processes):
         return []
     names = {"none": "0 workers", "thread": "threads"}
-    name = names.get(best.kind, f"{best.processes} process" + "es" * (best.processes > 1))
+    name = names.get(best.kind) or counted(best.processes, "process")
     safe = "" if best.kind == "none" else ", if threads may run your code"
     return [("other kind", name, f"{best.reason}{safe}")]
 
@@ -116,11 +118,12 @@ def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:
     chosen = [("workers are", kind, stats.worker_reason)] if stats.worker_reason else []
     waited = f"{percent(idle_share(stats))} of the time of {stats.workers}"
     busy = f"{percent(share_of_workers(stats.busy_s, stats))} of it"
+    most = counted(stats.depth, "batch")
     return [
         *chosen,
         ("workers waited", duration(stats.worker_wait_s), waited),
         ("workers busy", duration(stats.busy_s), busy),
-        ("occupancy", percent(stats.occupancy), f"of at most {stats.depth} batches in flight"),
+        ("occupancy", percent(stats.occupancy), f"of at most {most} in flight"),
     ]
 
 

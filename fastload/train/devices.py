@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fastload._kit.texts import counted
 from fastload.distributed import Rank, device_of
 from fastload.errors import UsageError
 
@@ -38,8 +39,8 @@ def choose_device(name: str, rank: Rank) -> torch.device:
         device = torch.device(device.type, device_of(rank, count))
     elif device.index >= count:
         raise UsageError(
-            f"--device {name} does not exist: torch finds {count} {device.type} "
-            f"{'device' if count == 1 else 'devices'} here, numbered from 0. Give one of these"
+            f"--device {name} does not exist: torch finds "
+            f"{counted(count, f'{device.type} device')} here, numbered from 0. Give one of these"
         )
     torch.accelerator.set_device_index(device.index)
     return device

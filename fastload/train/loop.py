@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import torch
 
 import fastload
 from fastload import distributed
+from fastload._kit.texts import counted
 from fastload.distributed import Control
 from fastload.errors import FastloadError, UsageError, in_one_line
 from fastload.measure.averages import average_line
 from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
+from fastload.telemetry.snapshot import duration
 from fastload.train.checkpoint import (
     NAME,
     Checkpoint,
@@ -93,7 +97,11 @@ def _train(recipe: Recipe, rank: distributed.Rank, voice: Say, on_step: OnStep |
             f"{rank.world_size} ranks, each with batches of {recipe.batch_size}; step_img_rate and its average are "
             "those of rank 0"
         )
-    with loader:
+    metrics: Any = nullcontext()
+    if (port := recipe.metrics_port) is not None:
+        metrics = fastload.serve_metrics(loader, port=port and port + rank.local_rank)
+        voice(f"Metrics of rank 0: {metrics.url}")
+    with loader, metrics:
         source, first = begin(recipe, loader, learner, control, say=voice)
         steps = recipe.total_steps(len(loader)) - first
         found = cached(recipe, dataset, upcoming(loader, first=first, steps=steps))
@@ -161,11 +169,16 @@ def fit(
     saved = first or None
     stats = None if recipe.loader == "torch" else source.stats
     recording = Recording(recipe, control, first=first, steps=total - first, stats=stats, say=say)
-    meter = Meter(stats, step_ms=recipe.step_ms, device=learner.device, traffic=learner.traffic)
+    meter = Meter(
+        stats and partial(stats, total=True),
+        step_ms=recipe.step_ms,
+        device=learner.device,
+        traffic=learner.traffic,
+    )
     seen = torch.zeros(len(source.dataset), dtype=torch.bool, device=learner.device)
     step, stopped = first, 0
     loss: torch.Tensor | None = None
-    batches = _endless(source, meter.epoch_ended)
+    batches = _endless(source)
     with Stopping(control) as stopping, recording:
         while step < total:
             if stopped := stopping.asked():
@@ -187,6 +200,10 @@ def fit(
                 rate = meter.window()
                 say(f"step_img_rate: {rate:.2f}")
                 recording.window(step, rate=rate, loss=loss)
+                if stats is not None and control.rank.rank == 0 < control.rank.world_size - 1:
+                    slow = stats(ranks=True).slowest
+                    if slow is not None:
+                        say(f"slow rank: {slow.rank}, for {duration(slow.since_s)}: {slow.cause}")
         measured = meter.end()
         if recipe.checkpoint is not None and saved != step:
             with meter.saving():
@@ -204,8 +221,8 @@ def fit(
     )
 
 
-def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Batch]:
-    """Yield batches epoch after epoch, and call `ended` after each.
+def _endless(source: Iterable[Batch]) -> Iterator[Batch]:
+    """Yield batches epoch after epoch.
 
     After a checkpoint at the end of an epoch, the rest of that epoch is empty. Two empty epochs in a row are an error.
     """
@@ -215,7 +232,6 @@ def _endless(source: Iterable[Batch], ended: Callable[[], None]) -> Iterator[Bat
         for batch in source:
             empty = False
             yield batch
-        ended()
         if before and empty:
             raise TrainError(
                 "the loader gives no batches, because the dataset is empty or smaller than a batch. Give more samples, "
@@ -257,7 +273,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
         device=learner.device,
     )
     before = len(found.randomness)
-    say(f"Resumed after step {found.step} of a run with {before} rank{'s' * (before > 1)}")
+    say(f"Resumed after step {found.step} of a run with {counted(before, 'rank')}")
     return found.step
 
 

@@ -63,8 +63,7 @@ def build_model(name: str, *, classes: int, weights: Path | None = None) -> nn.M
 def _of_torchvision(name: str, classes: int) -> nn.Module:
     if importlib.util.find_spec("torchvision") is None:
         raise ModelError(
-            f"model {name!r} needs torchvision, which is not installed. Run pip install '.[images]' in the clone of "
-            "fastload, or "
+            f"model {name!r} needs torchvision, which is not installed. Run pip install 'torch-fastload[images]', or "
             f"use --model {TINY}"
         )
     from torchvision import models

@@ -79,7 +79,7 @@ class StepProfiler:
             each.__exit__(*raised)
         if self.path is None:
             self._say(
-                f"No profile was recorded: the loop ended after {self._steps} steps, and recording starts with "
+                f"No profile was recorded: the loop ended after step {self._steps}, and recording starts with "
                 f"step {_BEFORE + 1}."
             )
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from fastload._kit import options as opt
 from fastload.errors import UsageError
-from fastload.measure.options import ImageList, Loop
+from fastload.measure.options import ImageList, LoopOptions
 
 LoaderName = Literal["auto", "thread", "process", "torch"]
 TransformName = Literal["resize", "rrc"]
@@ -28,18 +28,18 @@ class OnDevice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe(OnDevice, Loop, ImageList):
+class Recipe(OnDevice, LoopOptions, ImageList):
     """The settings of a training run, the same on all ranks. Raises `TrainError` if arguments exclude each other."""
 
     packed: opt.ExistingFolder | None = None
-    """Folder of a packed set (`fastload set pack`), instead of a list. Needs pip install '.[arrow]' in the clone."""
+    """Folder of a packed set (`fastload set pack`), instead of a list. Needs the extra `arrow`."""
     transform: TransformName = "resize"
     """Transform of the images. resize: resize to a square. rrc: RandomResizedCrop and flip. Batches are uint8, and the
     device normalises them."""
     image_size: Annotated[int | None, opt.Option(min=1, max=4096)] = None
     """Side of the square, in pixels. [default: 256, or 224 with --transform rrc]"""
 
-    loader: LoaderName = "thread"
+    loader: LoaderName = "auto"
     """Loader of the samples. auto: the workers that fastload chooses. thread: its threads. process: its worker
     processes. torch: torch's own worker processes."""
     workers: Annotated[opt.Threads, opt.Option("-w --nworkers")] = 1
@@ -87,8 +87,11 @@ class Recipe(OnDevice, Loop, ImageList):
     profile: bool = False
     """Record torch's profiler on rank 0 into the run's folder in --logdir: 10 steps, after 5 skipped steps and 1
     warm-up step."""
+    metrics_port: opt.Port | None = None
+    """Serve metrics for Prometheus to this machine, at this port for the first rank of a node, and the next ones for
+    its others. Needs pip install '.[prometheus]' in the clone. [default: none]"""
     scalars: bool = False
-    """Write TensorBoard scalars into the run's folder in --logdir. Needs pip install '.[tensorboard]' in the clone."""
+    """Write TensorBoard scalars into the run's folder in --logdir. Needs the extra `tensorboard`."""
 
     def __post_init__(self) -> None:
         if (self.file_list is None) == (self.packed is None):

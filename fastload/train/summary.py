@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 import fastload
+from fastload._kit.texts import counted
 from fastload.distributed import Control, Rank
 from fastload.measure import WARMUP_STEPS
 from fastload.measure.averages import quantiles_ms
@@ -80,7 +81,7 @@ def together(ranks: Sequence[Figures], *, unique_samples: int) -> Figures:
 
 _LINES = """
     model        {described}
-    loader       {loader}, {workers} workers per rank, at most {prefetch_batches} batches in flight
+    loader       {loader}, {read_by} per rank, at most {ahead} in flight
     ranks        {world_size}, started by {launcher}
     steps        {first_step} to {last_step} of {total_steps}; no figure counts the first {warmup_steps}
     image rate   {rate_global:.2f} images/s, all ranks together; a rank {rate_rank_min:.2f} to {rate_rank_max:.2f}
@@ -172,6 +173,8 @@ def lines_of(
     at_least = f"; simulated: at least {recipe.step_ms:g} ms, without an accelerator"
     values = row | {
         "described": describe(learner, weights=recipe.weights, simulated=recipe.step_ms > 0),
+        "read_by": counted(recipe.workers, "worker"),
+        "ahead": counted(recipe.prefetch_batches, "batch"),
         "total_steps": trained.total_steps,
         "waited": None if worst is None else percent(worst),
         "waited_rank": max(range(len(waits)), key=waits.__getitem__),

@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch
 
 from fastload.distributed import Control
-from fastload.measure.run_stats import less
 from fastload.telemetry import Stats
 from fastload.telemetry.snapshot import waited_share
+from fastload.telemetry.sums import less
 from fastload.train.profiling import ACTIVE, STEPS, WAIT, WARMUP, StepProfiler
 from fastload.train.recipe import Recipe, TrainError
 
@@ -120,7 +120,7 @@ def run_folder(recipe: Recipe, control: Control) -> Path:
     path: Path | None = None
     if control.rank.rank == 0:
         recipe.logdir.mkdir(parents=True, exist_ok=True)
-        kind = "" if recipe.loader == "thread" else f"-{recipe.loader}"
+        kind = "" if recipe.loader == "auto" else f"-{recipe.loader}"
         name = datetime.datetime.now().strftime("%Y-%m-%d-%H-%M-%S")
         name += f"{kind}-workers{recipe.workers}-ranks{control.rank.world_size}"
         for number in count(1):

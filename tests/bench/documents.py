@@ -7,7 +7,7 @@ from typing import Any
 
 from fastload.bench import report
 from fastload.bench.figures import Outcome
-from fastload.bench.plan import LoaderKind, Run, Workload
+from fastload.bench.plan import LoaderKind, SweepRun, Workload
 from fastload.measure.figures import Figures
 from fastload.measure.provenance import provenance
 
@@ -18,7 +18,7 @@ def outcome(
     loader: LoaderKind, workers: int, rate: float, *, repeat: int = 0, **work: Any
 ) -> Outcome:
     options = {"file_list": HOSTILE, "batch_size": 10, "steps": 15, **work}
-    run = Run(workload=Workload(**options), loader=loader, workers=workers, repeat=repeat)
+    run = SweepRun(workload=Workload(**options), loader=loader, workers=workers, repeat=repeat)
     stats = {"elapsed_s": 2.0, "occupancy": 0.375}
     figures = Figures(
         rate=rate,
@@ -48,7 +48,7 @@ def outcome(
 
 def failure(loader: LoaderKind, workers: int, error: str = "no luck") -> Outcome:
     return Outcome(
-        run=Run(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
+        run=SweepRun(workload=Workload(file_list=HOSTILE), loader=loader, workers=workers),
         figures=None,
         error=error,
         peak_bytes=None,

@@ -35,8 +35,8 @@ from fastload.bench import loop, report
 from fastload.bench.figures import BenchError
 from fastload.bench.plan import (
     LoaderKind,
-    Plan,
-    Run,
+    Sweep,
+    SweepRun,
     TransformName,
     Workload,
     plan_runs,
@@ -64,9 +64,9 @@ def file_list(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_over(
     file_list: Path, loader: LoaderKind = "serial", workers: int = 0, **options: Any
-) -> Run:
+) -> SweepRun:
     options = {"batch_size": 4, "steps": 7, "status_print_interval": 1, **options}
-    return Run(
+    return SweepRun(
         workload=Workload(file_list=str(file_list), **options), loader=loader, workers=workers
     )
 
@@ -78,7 +78,7 @@ def test_every_configuration_runs_once_a_repeat_the_serial_one_too_and_every_oth
     None
 ):
     runs = plan_runs(
-        Workload(file_list="list"), Plan(loaders=("serial", "thread", "torch"), workers=(1, 4))
+        Workload(file_list="list"), Sweep(loaders=("serial", "thread", "torch"), workers=(1, 4))
     )
     once = [("serial", 0), ("thread", 1), ("thread", 4), ("torch", 1), ("torch", 4)]
     planned = [[(r.loader, r.workers) for r in runs if r.repeat == repeat] for repeat in range(3)]

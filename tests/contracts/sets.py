@@ -30,7 +30,7 @@ from torch.utils.data import default_collate
 from fastload import DataLoader
 from fastload.cli import main
 from fastload.errors import PackedDataError, StateError, StoreFullError
-from fastload.store import pieces
+from fastload.store import shard_bytes
 from tests.files import files, flip
 from tests.promises.equal import check_same
 from tests.resuming import resumes_twice
@@ -177,14 +177,14 @@ class SetContract(WrittenSet):
     def written(self, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         """Count the bytes that staging writes, by file name."""
         count: Counter[str] = Counter()
-        real = pieces.write_all  # type: ignore[attr-defined]
+        real = shard_bytes.write_all  # type: ignore[attr-defined]
 
         def write_all(descriptor: int, name: str, content: Any) -> int:
             done = int(real(descriptor, name, content))
             count[os.path.basename(name)] += done
             return done
 
-        monkeypatch.setattr(pieces, "write_all", write_all)
+        monkeypatch.setattr(shard_bytes, "write_all", write_all)
         return count
 
     def test_the_commands_read_it(self, whole: Path) -> None:
@@ -299,7 +299,7 @@ class SetContract(WrittenSet):
     def test_a_full_disk_leaves_no_set_and_no_piece(
         self, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: Counter[str]
     ) -> None:
-        copy, counting = tmp_path / "copy", pieces.write_all  # type: ignore[attr-defined]
+        copy, counting = tmp_path / "copy", shard_bytes.write_all  # type: ignore[attr-defined]
         with monkeypatch.context() as patch:
             patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1000}))
             with pytest.raises(StoreFullError, match=r"only 1,000 are free") as caught:
@@ -314,7 +314,7 @@ class SetContract(WrittenSet):
             return int(counting(descriptor, name, content))
 
         with monkeypatch.context() as patch:
-            patch.setattr(pieces, "write_all", full)
+            patch.setattr(shard_bytes, "write_all", full)
             with pytest.raises(StoreFullError, match=PART):
                 self.stage(whole, copy, workers=1)
         assert self.is_no_set(copy)

@@ -205,6 +205,21 @@ def test_a_path_without_a_parent_directory_is_named_with_its_line(tree: Path, li
     assert str(caught.value).startswith(f"{file_list}, line 4: {line!r} has no parent directory")
 
 
+@pytest.mark.parametrize("behind", [" 3", "\tcat", ",0", ", 0.5"])
+def test_a_label_behind_a_path_is_named_with_the_format_that_is_expected(
+    tree: Path, behind: str
+) -> None:
+    file_list = write_list(tree / "list.txt", [path + behind for path in LISTED])
+    with pytest.raises(FileListError) as caught:
+        ImageFileList(file_list)
+    label = behind.strip(", \t")
+    assert f"list.txt, line 1: found {LISTED[0]!r} and the label {label!r}" in str(caught.value)
+    assert "Expected one path a line" in str(caught.value)
+    named_so = tree / (LISTED[0] + behind)
+    (tree / LISTED[0]).rename(named_so)
+    assert ImageFileList(file_list).locate(0) == str(named_so), "a file may be named so"
+
+
 def test_a_list_that_cannot_be_used_says_why(tree: Path) -> None:
     with pytest.raises(
         FileListError, match=r"none\.txt: the file list cannot be read: No such file"
@@ -251,7 +266,7 @@ def test_a_dataset_says_what_it_is_and_survives_pickling_and_copying(tree: Path)
         assert repr(twin) == expected
         assert [twin[k] for k in range(3)] == [(1, 0), (3, 1), (5, 2)]
         assert twin.samples == dataset.samples
-    assert repr(ImageFolder(tree)) == f"ImageFolder('{tree}': 6 samples, 1 classes)"
+    assert repr(ImageFolder(tree)) == f"ImageFolder('{tree}': 6 samples, 1 class)"
 
 
 def test_a_long_list_is_held_in_few_bytes_and_few_objects(tmp_path: Path) -> None:

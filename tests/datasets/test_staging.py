@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 from fastload.datasets import PackedDataset, PackedWriter
-from fastload.store import pieces
+from fastload.store import shard_bytes
 from fastload.store.staging import stage
 from fastload.store.verifying import faults_of
 from tests.children import Python
@@ -94,14 +94,14 @@ def test_a_users_error_is_one_sentence(source: Path, tmp_path: Path) -> None:
         ((tmp_path, tmp_path / "copy"), 1, "holds no set"),
         ((source, __file__), 2, "is a file"),
     ]:
-        result = call("stage", *arguments)
+        result = call("set", "stage", *arguments)
         assert result.exit_code == status
         assert said in result.output
 
 
 def test_ctrl_c_ends_each_thread_after_its_present_piece(source: Path) -> None:
     """A shard may take minutes to copy or to check."""
-    index = pieces.read_set(str(source))
+    index = shard_bytes.read_set(str(source))
     begun = threading.Barrier(3)
     first, *_ = index.shards
 
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_each_thread_after_its_present_piece(source: Path) -> None:
             yield memoryview(b"")
 
     how: Any = {"workers": 2, "progress": False, "what": "Verifying"}
-    passed: Any = pieces.each(faults_of, endless, index.shards[:3], **how)
+    passed: Any = shard_bytes.each(faults_of, endless, index.shards[:3], **how)
     next(passed)
     begun.wait(30)
     with pytest.raises(KeyboardInterrupt):

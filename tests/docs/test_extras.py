@@ -1,6 +1,7 @@
 """Promise: Commands of the README, the pages and `--help` run after README's install, or name their extra beside them.
 
-The extra stands on the same page, or in the help of the command or its group, as `pip install '.[arrow]'`.
+It stands on the same page as `pip install 'torch-fastload[arrow]'`: pip adds the extra to what is installed, from a
+wheel or a clone. The help of the command or its group says "the extra `arrow`".
 """
 
 from __future__ import annotations
@@ -25,20 +26,18 @@ EXTRAS = {
     r"fastload train .*--packed|fastload predict .*--name": "arrow",
     r"fastload bench .*--(html|plot)": "bench",
     r"fastload train .*--scalars": "tensorboard",
+    r"fastload train .*--metrics-port": "prometheus",
     r"fastload predict .*--source inbox": "stream",
 }
+NAMED = r"(?:pip install (?:-e )?'(?:\.|torch-fastload)\[|the extra `)([a-z,]+)(?:\]'|`)"
 GENERATED = {"promises.md"}
 
 
 def unnamed(lines: Iterator[str], beside: str) -> list[str]:
     """Return the lines whose extra is not in the text beside them."""
-    named = {
-        extra
-        for found in re.findall(r"pip install (?:-e )?'\.\[(.*?)\]'", beside)
-        for extra in found.split(",")
-    }
+    named = {extra for found in re.findall(NAMED, beside) for extra in found.split(",")}
     return [
-        f"{line}: say pip install '.[{extra}]'"
+        f"{line}: name the extra {extra}"
         for line in lines
         for pattern, extra in EXTRAS.items()
         if re.search(pattern, line) and extra not in named
@@ -131,6 +130,7 @@ def test_the_commands_of_the_readme_run_after_its_install(
         ("predict mine:model mine:samples --name a", "arrow"),
         ("bench --file-list-path index.json --html a.html", "bench"),
         ("train --file-list-path index.json --scalars", "tensorboard"),
+        ("train --file-list-path index.json --metrics-port 0", "prometheus"),
         ("predict mine:model --source inbox --decode mine:model --sink .", "stream"),
     ],
 )
@@ -145,4 +145,4 @@ def test_a_command_without_its_extra_says_what_to_install(
     )
     ended = run(fresh, tmp_path, f"fastload {line}")
     assert ended.returncode
-    assert f"pip install '.[{extra}]' in the clone" in ended.stderr
+    assert f"pip install 'torch-fastload[{extra}]'" in ended.stderr

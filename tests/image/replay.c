@@ -2,7 +2,8 @@
  *
  *     replay [plain] <CASES >ANSWERS
  *
- * tests/image/test_kernels_on_arm.py writes the cases, and compares. A payload may be read out of CASES too, as file 0.
+ * tests/image/test_kernels_on_arm.py writes the cases, and compares. A payload may be read out of CASES too, as file 0,
+ * or be a JPEG.
  * Payloads, results and arenas end at a page without access. */
 
 #include <stdio.h>
@@ -12,7 +13,8 @@
 
 #include "kernels.h"
 
-int64_t raw_run(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+typedef int64_t entry(struct image *images, int64_t count, const struct plan *plan, uint8_t *arena, int64_t arena_bytes);
+entry raw_run, jpeg_run;
 void use_plain(bool plain);
 const char *passes_name(void);
 
@@ -22,6 +24,7 @@ enum { UNTOUCHED = 77 }; /* as in `empty_row` of kernel_runs.py */
 struct record {
     int64_t payload_bytes;
     int64_t result_bytes;
+    int64_t encoded;    /* 1: a JPEG, 0: pixels */
     struct image image;
     struct plan plan;
 };
@@ -41,16 +44,18 @@ static void release(struct memory memory) { munmap(memory.whole, memory.whole_by
 
 static int64_t address(const void *place) { return (int64_t)(uintptr_t)place; }
 
-/* Runs twice: without an arena, to learn the bytes that it needs, and with one of this size. */
-static struct image run(const struct image *given, const struct plan *plan)
+/* Runs without an arena, to learn the bytes that it needs, and again with one of this size. A JPEG's header says what its
+ * pixels need, so it may ask twice. */
+static struct image run(const struct image *given, const struct plan *plan, entry *kernel)
 {
     struct image image = *given;
-    int64_t needed = raw_run(&image, 1, plan, NULL, 0);
-    if (needed > 0) {
+    int64_t needed = kernel(&image, 1, plan, NULL, 0);
+    for (int tries = 0; needed > 0; tries++) {
+        if (tries == 2)
+            abort();
         struct memory arena = guarded(needed);
         image = *given;
-        if (raw_run(&image, 1, plan, arena.bytes, needed))
-            abort();
+        needed = kernel(&image, 1, plan, arena.bytes, needed);
         release(arena);
     }
     return image;
@@ -66,7 +71,7 @@ static void replay(struct record *record)
         record->image.source = address(payload.bytes);
     record->image.row = address(result.bytes);
     memset(result.bytes, UNTOUCHED, result_bytes);
-    struct image image = run(&record->image, &record->plan);
+    struct image image = run(&record->image, &record->plan, record->encoded ? jpeg_run : raw_run);
     fwrite(&image, sizeof image, 1, stdout);
     fwrite(result.bytes, 1, result_bytes, stdout);
     release(payload);

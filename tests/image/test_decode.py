@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fastload.image import decode_rgb, encode_jpeg
+from fastload.image import encode_jpeg, open_rgb
+from fastload.image.decode import read_file
 from tests.image.photographs import encoded
 
 RGB = Image.fromarray(np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8))
@@ -29,7 +30,7 @@ def test_many_threads_decode_files_as_pillow_does_alone(tmp_path: Path) -> None:
         paths[-1].write_bytes(encoded(RGB.convert(mode), kind))
     alone = [np.asarray(Image.open(path).convert("RGB")) for path in paths]
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(decode_rgb, paths * 8))
+        together = list(pool.map(lambda path: open_rgb(path.read_bytes(), name=""), paths * 8))
     assert {image.mode for image in together} == {"RGB"}
     assert all(map(np.array_equal, map(np.asarray, together), alone * 8))
 
@@ -46,7 +47,7 @@ def test_a_file_that_cannot_be_read_is_an_oserror_with_its_name(
     path: str, number: int, tmp_path: Path
 ) -> None:
     with pytest.raises(OSError, match=path) as caught:
-        decode_rgb(tmp_path / path)
+        read_file(str(tmp_path / path))
     assert (caught.value.errno, caught.value.filename) == (number, str(tmp_path / path))
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fastload.measure.run_stats import RunStats
 from fastload.telemetry import Stage, Stats
+from fastload.telemetry.sums import less, plus
 
 EPOCH = Stats(
     epoch=0,
@@ -49,10 +49,7 @@ WARM = replace(
 
 
 def test_the_warm_up_is_taken_off_its_epoch() -> None:
-    snapshots = [WARM, EPOCH]
-    run = RunStats(lambda: snapshots.pop(0))
-    run.begin()
-    steady = run.now()
+    steady = less(EPOCH, WARM)
     assert (steady.samples, steady.batches, steady.errors) == (32, 8, 1)
     assert (steady.elapsed_s, steady.consumer_wait_s) == pytest.approx((1.0, 0.1))
     assert steady.occupancy == pytest.approx(0.25)
@@ -63,21 +60,15 @@ def test_the_warm_up_is_taken_off_its_epoch() -> None:
 
 def test_epochs_are_added_up() -> None:
     second = replace(EPOCH, epoch=1, slowest_s=3.0, slowest="index 8", occupancy=0.4)
-    snapshots = [EPOCH, second]
-    run = RunStats(lambda: snapshots.pop(0))
-    run.epoch_ended()
-    both = run.now()
+    both = plus(second, EPOCH)
     assert (both.epoch, both.samples, both.elapsed_s) == (1, 80, 8.0)
     assert both.occupancy == pytest.approx(0.3)
     assert both.stages["sample"].count == 80
     assert both.stages["sample"].p50_s == pytest.approx(0.1)
     assert (both.slowest_s, both.slowest) == (3.0, "index 8")
+    assert plus(EPOCH, Stats()) == plus(Stats(), EPOCH) == EPOCH
 
 
 def test_a_warm_up_longer_than_an_epoch_leaves_that_epoch_out() -> None:
-    second = replace(WARM, epoch=1)
-    snapshots = [EPOCH, second, replace(EPOCH, epoch=1)]
-    run = RunStats(lambda: snapshots.pop(0))
-    run.epoch_ended()
-    run.begin()
-    assert run.now().batches == 8
+    second = replace(EPOCH, epoch=1)
+    assert less(plus(second, EPOCH), plus(replace(WARM, epoch=1), EPOCH)).batches == 8

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -154,6 +155,31 @@ def about(folder: Path, number: int, of: int = 2, **options: Any) -> dict[str, A
         "options": options,
         "store": str(folder / "store"),
     }
+
+
+def test_a_server_that_dies_in_a_call_prints_no_line_of_arrow(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with forking() as start:
+        pid = start(**about(tmp_path, 0, of=1))
+        client = PSClient(connect(FolderStore(tmp_path / "store"), wait_s=WAIT_S), patience_s=2)
+        client.push_dense_parameters({"w": torch.zeros(1_000_000)}, 0, 0)
+        pulled = threading.Event()
+
+        def pull(client: PSClient) -> None:
+            with pytest.raises(ParametersError, match=ENDED):
+                while True:
+                    client.pull_variable()
+                    pulled.set()
+
+        thread = threading.Thread(target=pull, args=(client,))
+        thread.start()
+        assert pulled.wait(WAIT_S)
+        os.kill(pid, signal.SIGKILL)
+        thread.join()
+    del client, thread
+    gc.collect()
+    assert "Close() failed" not in capfd.readouterr().err
 
 
 def test_all_ranks_raise_after_a_kill_and_resume_from_the_checkpoint(tmp_path: Path) -> None:

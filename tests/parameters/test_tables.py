@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fastload._kit.hashing import GOLDEN
 from fastload.parameters import Optimizer, PSClient, Server, TableInfo, connect
-from fastload.parameters.row_index import RowIndex
+from fastload.parameters.row_index import Ids, RowIndex
 from fastload.parameters.tables import Table
 from tests.parameters.running import OPTIMIZERS, of_torch, servers
 
@@ -27,6 +30,23 @@ def test_the_index_finds_what_was_added_and_nothing_else(groups: list[list[int]]
         asked = np.array([*known, *(i ^ 1 for i in known)], np.int64)
         assert index.find(asked).tolist() == [known.get(int(i), -1) for i in asked]
     assert index.ids.tolist() == list(known)
+
+
+def test_ids_that_were_chosen_against_the_hash_are_as_fast_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a factor that everybody knows, they would all want one cell, and each would take a round of its own."""
+    rounds, further = Counter[str](), RowIndex._next
+
+    def counted(self: RowIndex, cells: Ids) -> Ids:
+        rounds["all"] += 1
+        return further(self, cells)
+
+    monkeypatch.setattr(RowIndex, "_next", counted)
+    back = pow(GOLDEN, -1, 1 << 64)
+    chosen = np.array([k * back % (1 << 64) for k in range(5000)], np.uint64).view(np.int64)
+    RowIndex().add(chosen)
+    assert 0 < rounds["all"] < 1000
 
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)

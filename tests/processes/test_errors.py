@@ -36,7 +36,8 @@ from fastload import SKIP
 from fastload.engine import team
 from fastload.engine import threads as engine_threads
 from fastload.errors import DecodeError, LoaderTimeoutError, WorkerDiedError
-from fastload.processes import parent, wire
+from fastload.processes import wire
+from fastload.processes.child import Child
 from fastload.processes.packed_errors import dumps
 from tests.fakes import Numbers
 from tests.processes.holding import (
@@ -407,8 +408,8 @@ def test_a_worker_init_fn_that_does_not_end_is_named_with_its_stack(
 ) -> None:
     """After `timeout`, counted from the start, as an error. Without it as a warning, and `iter()` waits on."""
     if not timeout:
-        monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
-        monkeypatch.setattr(parent.Child, "stack", opening(gate, parent.Child.stack))
+        monkeypatch.setattr(Child, "IDLE_SECONDS", 0.2)
+        monkeypatch.setattr(Child, "stack", opening(gate, Child.stack))
     init = functools.partial(wait_in_init, pipe.path, gate.path)
     loader = processes(Numbers(4), workers=1, worker_init_fn=init, timeout=timeout)
     if timeout:
@@ -470,9 +471,9 @@ def test_a_worker_that_waits_for_a_lock_of_a_thread_is_named_with_its_stack(
 ) -> None:
     """A thread of the loop's process held it at the fork. Here it is the lock of a BufferedReader."""
     reads, gate = threading.Event(), threading.Event()
-    monkeypatch.setattr(parent, "IDLE_SECONDS", 0.2)
-    stack = parent.Child.stack
-    monkeypatch.setattr(parent.Child, "stack", lambda child: (stack(child), child.kill())[0])
+    monkeypatch.setattr(Child, "IDLE_SECONDS", 0.2)
+    stack = Child.stack
+    monkeypatch.setattr(Child, "stack", lambda child: (stack(child), child.kill())[0])
     file = io.BufferedReader(Slow(reads, gate))  # type: ignore[arg-type]
     thread = threading.Thread(target=file.read, args=(1,))
     thread.start()

@@ -392,7 +392,7 @@ def test_beside_threads_that_a_fork_loses_the_fork_server_starts_what_it_can(
 
 INHERITS = """
 import os, sys
-HERE = {"torch", "fastload.processes.child", "omegaconf", "polars", "chosen"}
+HERE = {"torch", "fastload.processes.worker_main", "omegaconf", "polars", "chosen"}
 INHERITED = sorted(HERE & sys.modules.keys())  # all of them are imported below, in a worker too
 import multiprocessing
 import chosen, polars, omegaconf, fastload
@@ -444,7 +444,7 @@ def test_workers_of_a_fork_server_share_what_it_imported_once(
     script.write_text(INHERITS.replace("PRELOAD", repr(preload)))
     done = run_python("-W", "ignore", script)
     chosen = " chosen" * (preload == ["chosen"])
-    seen = f"1{chosen} fastload.processes.child omegaconf torch\n"
+    seen = f"1{chosen} fastload.processes.worker_main omegaconf torch\n"
     assert (done.returncode, done.stdout) == (0, f"{seen}{seen}{preload}\n"), done.stderr
 
 

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Subset
 
 pytest.importorskip("PIL")
+pytest.importorskip("pyarrow")
 from PIL import Image
 
 import fastload.image.kernels

@@ -175,7 +175,7 @@ def test_verify_names_every_bad_record_and_shard_once(
         looks.append(shard.name)
         return packed_format.read_table(path, index, shard, *arguments, **keywords)
 
-    monkeypatch.setattr("fastload.store.pieces.read_table", counted)
+    monkeypatch.setattr("fastload.store.shard_bytes.read_table", counted)
     said: list[str] = []
     found = verify(packed, workers=2, say=said.append)
     assert said == found.bad

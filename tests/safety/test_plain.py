@@ -17,6 +17,8 @@ import pytest
 from fastload.safety import Survey
 from tests.safety.programs import Case, code_of, made
 
+pytest.importorskip("torchvision", reason="the programs import it")
+
 TOP = """
 import functools, math, os, random
 from pathlib import Path

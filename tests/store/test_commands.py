@@ -28,7 +28,7 @@ from fastload import store
 from fastload.cli import main
 from fastload.datasets.manifest import INDEX, dump_index, read_index
 from fastload.errors import PackedDataError
-from fastload.store import pieces
+from fastload.store import shard_bytes
 from fastload.store.root import collect, sets, this_node
 from fastload.store.staging import stage
 from fastload.store.verifying import verify
@@ -54,7 +54,7 @@ def make(path: Path, *, checksums: bool | None = True, **options: Any) -> Path:
 
 @pytest.fixture(autouse=True)
 def in_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 500)
+    monkeypatch.setattr(shard_bytes, "PIECE_BYTES", 500)
 
 
 @pytest.fixture
@@ -310,5 +310,5 @@ for command in ("verify .", "inspect .", "stage . copy", "ls", "rm mnist", "gc",
 def test_without_pyarrow_every_command_names_what_to_install() -> None:
     said = run_python("-c", WITHOUT_PYARROW, check=True).stdout.splitlines()
     assert len(said) == 7
-    ending = "which is not installed. Run pip install '.[arrow]' in the clone of fastload"
+    ending = "which is not installed. Run pip install 'torch-fastload[arrow]'"
     assert all(line.startswith("Error: ") and line.endswith(ending) for line in said), said

@@ -207,13 +207,13 @@ def test_a_server_without_a_sensible_answer_is_an_error(tmp_path: Path) -> None:
 def test_what_was_not_looked_at_is_not_called_valid(tmp_path: Path) -> None:
     path = make(tmp_path / "set", checksums=False)
     change(path, struct.pack("<2q", 1, 2), struct.pack("<2q", 1, 3))
-    result = CliRunner().invoke(main, ["verify", str(path)])
+    result = CliRunner().invoke(main, ["set", "verify", str(path)])
     assert result.exit_code == 0
     assert "valid" not in result.output
     assert "1 of these parts have no checksums" in result.output
     assert result.output.endswith("not their values\nNo damage was found.\n")
     make(tmp_path / "checked", checksums=True)
-    result = CliRunner().invoke(main, ["verify", str(tmp_path / "checked")])
+    result = CliRunner().invoke(main, ["set", "verify", str(tmp_path / "checked")])
     assert result.output.endswith("All checked parts are valid.\n")
 
 

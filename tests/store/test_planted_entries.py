@@ -1,7 +1,7 @@
 """Promises:
 - `stage`, `get(source=)`, `put` and packing write their temporary files through no link. `gc` deletes nothing that a
   link leads to.
-- An entry of a root that cannot be read is named by `store ls` and `store gc`, and the other sets are listed and
+- An entry of a root that cannot be read is named by `set ls` and `set gc`, and the other sets are listed and
   collected. Such are a link to itself, a pipe or a folder called index.json.
 """
 
@@ -20,7 +20,6 @@ from fastload._kit.disk import locked_path
 from fastload.datasets import PackedDataset, PackedWriter
 from fastload.datasets.manifest import INDEX, read_index
 from fastload.errors import PackedDataError
-from fastload.store.fetch import LOCK
 from fastload.store.root import collect, sets
 from fastload.store.staging import stage
 from tests.contracts.sets import call
@@ -113,8 +112,7 @@ def test_a_folder_of_a_copy_that_is_a_link_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="is a link, and what it leads to is not touched"):
         stage(there, copy)
     copy.mkdir()
-    (copy / INDEX).write_bytes((there / INDEX).read_bytes())
-    link(copy / LOCK, other / INDEX)
+    link(copy / INDEX, there / INDEX)
     with pytest.raises(OSError, match="symbolic link"):
         store.get(copy, source=there)
     assert files(other) == before

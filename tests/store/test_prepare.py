@@ -145,13 +145,6 @@ def test_a_source_that_fails_is_named_and_the_other_parts_stay(
     assert rows_in(tmp_path / "set") == list(range(5 * ROWS))
 
 
-def test_a_set_that_an_earlier_version_made_without_some_sources_is_refused(tmp_path: Path) -> None:
-    store.prepare(rows_of, range(2), tmp_path / "set", workers=0)
-    (tmp_path / "set" / "rejected.txt").write_text("3\tValueError: no such thing\n")
-    with pytest.raises(FileExistsError, match="a set of this name exists"):
-        store.prepare(rows_of, range(2), tmp_path / "set", workers=0)
-
-
 @pytest.mark.usefixtures("forked")
 def test_a_worker_that_dies_loses_no_complete_part(tmp_path: Path) -> None:
     with pytest.raises(PrepareError, match=r"a worker process was killed.* Call prepare again"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fastload.errors import PackedDataError
-from fastload.store import fetch, get, pieces, put, staging
+from fastload.store import fetch, get, put, shard_bytes, staging
 from fastload.store.root import remove
 
 
@@ -36,7 +36,7 @@ def test_a_part_of_another_set_is_refused(tmp_path):
 
 def test_a_set_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypatch):
     _put(1, tmp_path / "from")
-    copied = pieces.each
+    copied = shard_bytes.each
 
     def replaced(*args, **how):
         parts = copied(*args, **how)
@@ -44,7 +44,7 @@ def test_a_set_that_is_replaced_while_it_is_copied_is_refused(tmp_path, monkeypa
         _replace(tmp_path / "from")
         yield from parts
 
-    monkeypatch.setattr(pieces, "each", replaced)
+    monkeypatch.setattr(shard_bytes, "each", replaced)
     with pytest.raises(PackedDataError, match="was replaced while it was copied"):
         staging.stage(tmp_path / "from" / "a", tmp_path / "to" / "a", workers=0)
     assert not (tmp_path / "to" / "a").exists()

@@ -143,7 +143,7 @@ def test_without_watchdog_answers_still_go_to_a_folder_and_a_watched_one_names_w
     result = call("project:double", "--source", "inbox", "--sink", "answers")
     assert result.exit_code == 1
     assert (
-        "needs watchdog, which is not installed. Run pip install '.[stream]' in the clone"
+        "needs watchdog, which is not installed. Run pip install 'torch-fastload[stream]'"
         in result.stderr
     )
 

@@ -242,6 +242,10 @@ BORDERS = [
     (crowded(gil_pressure=0.9), "others_cpu_s", 80 * OTHERS, "gil", "others"),
     (crowded(gil_pressure=0.9, sample_cpu_s=20.0), "core_wait_s", 20.0 * LACKS, "gil", "others"),
     (crowded(gil_pressure=0.9), "core_wait_s", 38 * COMPUTES - 9.0, "gil", "others"),
+    (
+        crowded(sample_cpu_s=1.0, stages=stages(sample=8.0, collate=30.0)),
+        *("core_wait_s", 38.0 * OTHERS, "collate", "others"),
+    ),
 ]
 
 

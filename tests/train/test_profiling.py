@@ -110,7 +110,7 @@ def test_a_loop_that_ends_early_is_said_to(tmp_path: Path) -> None:
     path, said = profiled(tmp_path / "none", 4)
     assert path is None
     assert said == [
-        "No profile was recorded: the loop ended after 4 steps, and recording starts with step 7."
+        "No profile was recorded: the loop ended after step 4, and recording starts with step 7."
     ]
 
 

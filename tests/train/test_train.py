@@ -74,8 +74,8 @@ def _settings_of_torch() -> Iterator[None]:
 
 
 def recipe(images: Path, logdir: Path, **options: Any) -> Recipe:
-    small = {"batch_size": 4, "image_size": 16, "device": "cpu", "logdir": logdir}
-    return Recipe(file_list=images / "list.txt", **{**small, **options})
+    small: dict[str, Any] = {"batch_size": 4, "image_size": 16, "device": "cpu", "loader": "thread"}
+    return Recipe(file_list=images / "list.txt", logdir=logdir, **{**small, **options})
 
 
 def run(images: Path, logdir: Path, **options: Any) -> tuple[Trained, list[str]]:
@@ -215,6 +215,14 @@ def test_samples_are_counted(
     assert trained.last_step == last_step
     assert entry(said, "samples") == samples
     assert entry(said, "loader").startswith(options.get("loader", "thread"))
+
+
+def test_workers_are_chosen_by_default_as_the_loader_chooses_them(
+    images: Path, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    train(Recipe(file_list=images / "list.txt", steps=2, logdir=tmp_path), say=said.append)
+    assert entry(said, "loader").startswith("auto, 1 worker")
 
 
 def test_number_and_kind_of_workers_change_nothing_that_is_learned(
@@ -588,7 +596,7 @@ def test_a_profile_and_scalars_lie_in_a_folder_of_the_run(images: Path, tmp_path
     with pytest.raises(TrainError, match=r"--profile needs 16 steps.* 15\. Give --nsteps 16 or"):
         run(images, tmp_path, steps=15, profile=True)
     assert list(tmp_path.iterdir()) == [], "it is refused before there is a folder"
-    _, said = run(images, tmp_path, steps=16, profile=True, scalars=True)
+    _, said = run(images, tmp_path, steps=16, profile=True, scalars=True, loader="auto")
     folder = Path(entry(said, "Folder of this run"))
     assert folder.parent == tmp_path
     assert re.fullmatch(r"\d{4}(-\d\d){5}-workers1-ranks1", folder.name)

@@ -54,14 +54,14 @@ class PackResult:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.path}: {counted(self.records, 'record')} of {counted(self.classes, 'class', 'classes')} in "
+            f"{self.path}: {counted(self.records, 'record')} of {counted(self.classes, 'class')} in "
             f"{counted(self.shards, 'shard')}, {size_text(self.bytes)}",
             f"packed from {size_text(self.input_bytes)} in {self.seconds:.1f} s: "
             f"{self.records / max(self.seconds, 1e-9):,.0f} records/s",
         ]
         if self.rejected:
             name = os.path.join(self.path, REJECTED)
-            lines.append(f"{self.rejected:,} inputs left out: see {name}")
+            lines.append(f"{counted(self.rejected, 'input')} left out: see {name}")
         return "\n".join(lines)
 
 

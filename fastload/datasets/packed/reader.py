@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices
+from fastload._kit.texts import counted
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.format import Table, packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads
@@ -132,7 +133,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return self._index.rows
 
     def __repr__(self) -> str:
-        size = f"{len(self)} records, {len(self.classes)} classes"
+        size = f"{counted(len(self), 'record')}, {counted(len(self.classes), 'class')}"
         return f"PackedDataset({self.path!r}: {size}, {self.mode})"
 
     @property

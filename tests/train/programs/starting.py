@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.children import Python
 
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 @contextmanager
 def ranks_started(
-    world_size: int, arguments: Sequence[str]
+    world_size: int, arguments: Sequence[str], **options: Any
 ) -> Iterator[list[subprocess.Popen[str]]]:
     """`python ARGUMENTS` on so many ranks, output and errors of each in its `stdout`; ended with the block."""
     with socket.socket() as probe:
@@ -39,6 +40,7 @@ def ranks_started(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                **options,
             )
             stack.enter_context(process)
             stack.callback(process.kill)
