@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
 from fastload._kit.user_errors import annotate
-from fastload.streams.chain import Element, Mark, Pass, Place, Stream
+from fastload.streams.chain import Stream
 from fastload.streams.formats import Format, Record, format_of
+from fastload.streams.passes import Element, Keys, Mark, Pass, Place
 
 
 class Shards(Stream):
@@ -47,6 +49,8 @@ class Shards(Stream):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        if isinstance(paths, str):
+            raise TypeError(f"paths must be a sequence of paths, got the string {paths!r}")
         self.paths = list(paths)
         if not self.paths:
             raise ValueError("paths must name at least one shard, got none")
@@ -63,6 +67,11 @@ class Shards(Stream):
     def world_size(self) -> int:
         """Number of ranks."""
         return self._world_size
+
+    @property
+    def form(self) -> str:
+        """See `Stream`. The files may be in another folder when it is resumed."""
+        return f"Shards({len(self.paths)} paths, shuffle={self.shuffles}, seed={self.seed})"
 
     def idle(self, workers: int) -> str:
         """See `Stream`."""
@@ -123,7 +132,7 @@ class _ShardsPass(Pass):
         self._stream, self._share = stream, share
         self._item, self._position = item, position
         self._items, self._order = stream.items(share), stream.order(epoch)
-        self._shard = 0
+        self._shard, self._draws = 0, Keys(stream, epoch)
         self._records: Iterator[Record] | None = None  # of the present item
 
     def mark(self) -> Mark:
@@ -154,7 +163,11 @@ class _ShardsPass(Pass):
             begin, stop = form.range(path, number % ranges, ranges)
         if self._position is None:
             self._position = begin if start is None else start
-        self._records = form.read(path, self._position, stop)
+        if form.seeks:
+            self._records = form.read(path, self._position, stop)
+        else:  # a function that draws must draw the same for the samples that are passed over
+            records = self._draws.each(form.read(path, 0, None), mix64(self._shard))
+            self._records = islice(records, self._position, None)
         return self._records
 
 
@@ -168,4 +181,7 @@ def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
     if rank is None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return rank or 0, world_size or 1
+    ours = rank or 0, world_size or 1
+    if not 0 <= ours[0] < ours[1]:
+        raise ValueError(f"rank must be from 0 to world_size - 1, got {rank=} and {world_size=}")
+    return ours
