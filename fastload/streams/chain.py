@@ -283,7 +283,7 @@ class _BlocksPass(Pass):
             raise StateError(
                 f"a block of {self._stream.size} samples, of which {given} were given, is not what it was when the "
                 "state was saved. A file has changed, or cannot be read, or a function gives something else than "
-                "before. The next call goes on after the block"
+                "before. The next call continues after it"
             ) from error
         return block
 

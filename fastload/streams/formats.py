@@ -97,7 +97,7 @@ class Parquet(_Whole):
                 if row >= stop:
                     return
                 if (skipped := max(0, start - row)) < batch.num_rows:
-                    rows = batch.slice(skipped, stop - row - skipped).to_pylist()
+                    rows = batch.slice(skipped, max(0, stop - row - skipped)).to_pylist()
                     for k, sample in enumerate(rows, row + skipped):
                         yield k, k + 1, sample
                 row += batch.num_rows
@@ -122,7 +122,7 @@ class Arrow(_Whole):
             if stop is not None and row >= stop:
                 return
             if (skipped := max(0, start - row)) < batch.num_rows:
-                wanted = None if stop is None else stop - row - skipped
+                wanted = None if stop is None else max(0, stop - row - skipped)
                 for k, sample in enumerate(batch.slice(skipped, wanted).to_pylist(), row + skipped):
                     yield k, k + 1, sample
             row += batch.num_rows

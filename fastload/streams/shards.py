@@ -103,7 +103,7 @@ class Shards(Stream):
         return [*left["begun"], *([int(k), None] for k in whole)][reader::readers]
 
     def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
-        """See `Stream`. The rest of each shard goes to one reader."""
+        """See `Stream`. The rest of each range goes to one reader. If there are too few, each is divided again."""
         begun: list[Any] = []
         ranges = marks[0][0][2]
         whole = np.zeros(len(self.paths) * ranges, bool)
@@ -114,9 +114,15 @@ class Shards(Stream):
                     whole[number] = True
                 else:
                     begun.append([number, at])
+        left = len(begun) + int(whole.sum())
+        parts = -(-readers // left) if self.format.seeks and left else 1
+        if parts > 1 and len(whole) * parts <= _MOST_RANGES:
+            # The parts of a range lie within it, for all formats divide a shard evenly.
+            begun = [[number * parts + j, at] for number, at in begun for j in range(parts)]
+            whole, ranges = whole.repeat(parts), ranges * parts
         packed = base64.b64encode(np.packbits(whole).tobytes()).decode()
-        left = {"begun": sorted(begun), "whole": packed}
-        return [[[readers, reader, ranges, left], 0, None] for reader in range(readers)]
+        rest = {"begun": sorted(begun), "whole": packed}
+        return [[[readers, reader, ranges, rest], 0, None] for reader in range(readers)]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the numbers of the shards in the order of an epoch: int64[n]."""
@@ -125,6 +131,10 @@ class Shards(Stream):
             return np.arange(n)
         key = mix64(mix64(self.seed) ^ epoch)
         return np.random.Generator(np.random.Philox(key=key)).permutation(n)
+
+
+_MOST_RANGES = 1 << 16
+"""Into how many ranges all shards may be divided again: the state has a bit for each."""
 
 
 class _ShardsPass(Pass):
@@ -162,7 +172,7 @@ class _ShardsPass(Pass):
         if ranges > 1:
             begin, stop = form.range(path, number % ranges, ranges)
         if self._position is None:
-            self._position = begin if start is None else start
+            self._position = begin if start is None else max(begin, start)
         if form.seeks:
             self._records = form.read(path, self._position, stop)
         else:  # a function that draws must draw the same for the samples that are passed over

@@ -282,3 +282,20 @@ def test_a_loader_that_skips_ends_after_a_resume(tmp_path: Path) -> None:
         resumed.load_state_dict(stopped.state_dict())
         found = head + samples(itertools.islice(resumed, 30))
     assert sorted(found) == [n for n in range(60) if n != 7]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "tar"])
+def test_what_is_left_of_few_shards_is_divided_among_more_readers(
+    kind: str, tmp_path: Path
+) -> None:
+    write(kind, path := tmp_path / f"a.{kind}", [*range(100)])
+    stream = Shards([path]).map(id_of)
+    it = reading(stream, 0, 0, 1)
+    found = [*itertools.islice(it, 30)]
+    states = stream.redealt([it.state_dict()], 0, 4)
+    its = [reading(stream, 0, k, 4, state) for k, state in enumerate(states)]
+    found += [x for each in its for x in itertools.islice(each, 3)]
+    states = stream.redealt([each.state_dict() for each in its], 0, 11)
+    parts = [[*reading(stream, 0, k, 11, state)] for k, state in enumerate(states)]
+    assert sum(map(bool, parts)) >= 6
+    assert sorted(found + [x for part in parts for x in part]) == [*range(100)]
