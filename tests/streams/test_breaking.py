@@ -299,3 +299,35 @@ def test_what_is_left_of_few_shards_is_divided_among_more_readers(
     parts = [[*reading(stream, 0, k, 11, state)] for k, state in enumerate(states)]
     assert sum(map(bool, parts)) >= 6
     assert sorted(found + [x for part in parts for x in part]) == [*range(100)]
+
+
+# What fails now. Each is strict: once it is mended, the mark must go.
+
+
+@pytest.mark.xfail(strict=True)  # the keys of a step have its depth and seed, but not its branch
+def test_sources_of_a_mixture_draw_other_numbers(tmp_path: Path) -> None:
+    for name in "ab":
+        write("own", tmp_path / name, [*range(5)])
+    streams = [Shards([tmp_path / name], own).map(lambda _: random.random()) for name in "ab"]
+    with loader(Mixed(streams, [1, 1]), 0) as both:
+        assert len({*samples(both)}) == 10
+
+
+@pytest.mark.xfail(strict=True)  # start and after are each a whole mark of the step below
+def test_a_state_does_not_double_with_each_flat_map(tmp_path: Path) -> None:
+    stream: Stream = Shards(lines(tmp_path, 40))
+    for _ in range(8):
+        stream = stream.flat_map(lambda x: [x])
+    it = reading(stream, 0, 0, 1)
+    assert len([*itertools.islice(it, 7)]) == 7
+    size = len(json.dumps(it.state_dict()))
+    del it  # and its open files
+    assert size < 4000
+
+
+@pytest.mark.xfail(
+    strict=True
+)  # a stream whose weight is 0 now counts as ended, if the others have ended
+def test_a_stream_whose_turn_comes_later_is_not_lost(tmp_path: Path) -> None:
+    first, then = (Shards([path]) for path in lines(tmp_path, 10, 30))
+    assert len([*Mixed([first, then], lambda n: [1, 0] if n < 20 else [0, 1])]) == 40
