@@ -158,6 +158,9 @@ def dealt_anew(dataset: Any, states: list[IterableState], ours: IterableState) -
     """
     first = states[0]
     ranks, workers = first.world_size, len(first.lanes)
+    for lane in first.lanes:
+        if lane["state"] is not None:
+            dataset.check(lane["state"])
     if len(states) == 1 and (ranks, workers) == (ours.world_size, len(ours.lanes)):
         return replace(first, workers=ours.workers)
     states = sorted(states, key=lambda state: state.rank)
@@ -167,6 +170,8 @@ def dealt_anew(dataset: Any, states: list[IterableState], ours: IterableState) -
             f"rank: a stream resumes with other ranks from the states of all {ranks} ranks, which they saved after the "
             f"same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
         )
+    if (ranks, workers) == (ours.world_size, len(ours.lanes)):
+        return replace(states[ours.rank], workers=ours.workers)
     # In the order of the readers: the ranks in turn, for each worker.
     lanes = [lane for each in zip(*(state.lanes for state in states), strict=True) for lane in each]
     readers = ours.world_size * len(ours.lanes)

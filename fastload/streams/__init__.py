@@ -1,8 +1,10 @@
 """Streams that resume exactly: shards in an order that depends on seed and epoch, and steps over their samples.
 
     chain         a stream, its steps, and where it is
+    passes        one reader's way through an epoch, and the keys of samples
     shards        the source: shards of files, dealt to readers
     formats       how a shard is read from any of its samples on
+    packed        texts, packed into rows
     mixed         several streams in given shares
     adapters      streams of Hugging Face's datasets and of WebDataset
     even          equally many steps on all ranks
@@ -12,9 +14,10 @@ mark at which it held none, and how many it has given since. So a state holds no
 again what a step held.
 """
 
-from fastload.streams.chain import PackedStream, Shuffled, Stream
+from fastload.streams.chain import Shuffled, Stream
 from fastload.streams.even import EvenSteps
 from fastload.streams.mixed import Mixed
+from fastload.streams.packed import PackedStream
 from fastload.streams.shards import Shards
 
 __all__ = ["EvenSteps", "Mixed", "PackedStream", "Shards", "Shuffled", "Stream"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -14,30 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
 from fastload.errors import StateError
-from fastload.random.streams import current_stream
-from fastload.sequences.packed import Packed
-
-Element = tuple[int, Any]
-"""The key of a sample, an integer that no other sample of the epoch has, and the sample."""
-
-Mark = Any
-"""Where a pass is, as JSON values. Each kind of stream has its own."""
-
-
-class Pass(Iterator[Element]):
-    """One reader's way through an epoch of a stream. If it raises, the next call goes on after what failed."""
-
-    @abstractmethod
-    def mark(self) -> Mark:
-        """Return where the pass is. It takes microseconds, however many samples the steps hold."""
-
-
-class Place(NamedTuple):
-    """What a pass depends on, beside its stream: the epoch, and which reader of how many it is for."""
-
-    epoch: int
-    reader: int
-    readers: int
+from fastload.streams.passes import Element, Keys, Mark, Pass, Place, Reading
 
 
 class Stream(IterableDataset[Any]):
@@ -90,14 +68,29 @@ class Stream(IterableDataset[Any]):
 
         The states are those of all readers in their order. None: a reader has not begun.
         """
+        for state in filter(None, states):
+            self.check(state)
         marks = [
             state["mark"] if state else self.open(Place(epoch, reader, len(states))).mark()
             for reader, state in enumerate(states)
         ]
         return [
-            {**Place(epoch, reader, readers)._asdict(), "mark": mark}
+            {"stream": self.form, **Place(epoch, reader, readers)._asdict(), "mark": mark}
             for reader, mark in enumerate(self.deal(marks, readers))
         ]
+
+    @property
+    def form(self) -> str:
+        """What a state fits: the sources, and the steps that hold samples, with all that decides their order."""
+        return ", ".join(up.form for up in self.ups)
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Raise `StateError` if a state is not one of a stream like this."""
+        theirs = state.get("stream") if isinstance(state, dict) else None
+        if theirs != self.form:
+            raise StateError(
+                f"stream: the state is of {theirs}, this one is {self.form}. Make the stream that saved it"
+            )
 
     def idle(self, workers: int) -> str:
         """Return a sentence that says how many of the readers have nothing to read, or ""."""
@@ -131,40 +124,6 @@ class Stream(IterableDataset[Any]):
         rank, world_size = self.rank, self.world_size
         # Neighbours in the order belong to different ranks, so that ranks differ by one shard at most.
         return Reading(self, Place(self.epoch, worker * world_size + rank, workers * world_size))
-
-
-class Reading:
-    """The samples of one pass of a stream. `state_dict()` says where it is."""
-
-    def __init__(self, stream: Stream, place: Place) -> None:
-        self._stream, self._place = stream, place
-        self._pass: Pass | None = None
-
-    def __iter__(self) -> Reading:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._opened())[1]
-
-    def _opened(self) -> Pass:
-        if self._pass is None:
-            self._pass = self._stream.open(self._place)
-        return self._pass
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the pass is, as JSON values without any sample."""
-        return {**self._place._asdict(), "mark": self._opened().mark()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after `state`, which the same reader of as many saved, or that `Stream.redealt` made for it."""
-        for name in ("reader", "readers"):
-            if state[name] != (ours := getattr(self._place, name)):
-                raise StateError(
-                    f"{name}: the stream's state is of {state[name]}, this one is {ours}. A loader of "
-                    "fastload deals anew what is left"
-                )
-        self._place = self._place._replace(epoch=state["epoch"])
-        self._pass = self._stream.open(self._place, state["mark"])
 
 
 # ---- steps that hold no samples ----
@@ -205,29 +164,6 @@ class _MappedPass(Pass):
                 return key, sample
 
 
-class Keys:
-    """The random streams of a step's samples in an epoch, by their keys."""
-
-    def __init__(self, step: Stream, epoch: int) -> None:
-        self._salt = mix64(mix64(mix64(step.seed) ^ epoch) ^ step.depth)
-
-    def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
-        """See `StreamSource`."""
-        return mix64(mix64(at or 0) ^ self._salt)
-
-    def call(self, function: Callable[[Any], Any], key: int, sample: Any) -> Any:
-        """Return `function(sample)`. In a loader, what it draws comes from the sample's own stream."""
-        stream = current_stream()
-        if stream is None:
-            return function(sample)
-        before = stream.source, stream.at
-        stream.move(self, key)
-        try:
-            return function(sample)
-        finally:
-            stream.move(*before)
-
-
 # ---- steps that hold samples, a block at a time ----
 
 
@@ -242,19 +178,28 @@ class Blocks(Stream):
         self.ups, self.seed = (up,), up.seed
         self.size = positive("size", size) or 1
 
+    @property
+    def form(self) -> str:
+        """See `Stream`."""
+        return f"{self.ups[0].form}.{type(self).__name__}({self.size}, seed={self.seed})"
+
     @abstractmethod
     def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
         """Yield what a block of samples gives, which depends on the arguments alone. It may empty the lists."""
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
-        """See `Stream`. The mark has [start, given] of each block that was begun, and where the next begins."""
-        return _BlocksPass(self, self.ups[0], place, *(mark or ((), None)))
+        """See `Stream`. The mark has each block that was begun, where the next begins, and what has failed in that.
+
+        A block is [start, given, what has failed, checksum of its keys]. What has failed are the numbers of samples
+        that were taken before.
+        """
+        return _BlocksPass(self, self.ups[0], place, *(mark or ((), None, ())))
 
     def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
         """See `Stream`. A block goes to one reader whole."""
-        begun = [block for blocks, _ in marks for block in blocks]
-        rest = self.ups[0].deal([after for _, after in marks], readers)
-        return [[begun[i::readers], after] for i, after in enumerate(rest)]
+        begun = [block for blocks, _, _ in marks for block in blocks]
+        rest = self.ups[0].deal([after for _, after, _ in marks], readers)
+        return [[begun[i::readers], after, []] for i, after in enumerate(rest)]
 
 
 _AHEAD = 64
@@ -265,33 +210,47 @@ class _BlocksPass(Pass):
     """If the stream below raises, or what a block gives, this is left as it was but for what failed."""
 
     def __init__(
-        self, stream: Blocks, up: Stream, place: Place, begun: Iterable[Any], after: Mark
+        self,
+        stream: Blocks,
+        up: Stream,
+        place: Place,
+        begun: Iterable[Any],
+        after: Mark,
+        failed: Iterable[int],
     ) -> None:
         self._stream, self._below, self._place = stream, up, place
         self._up = up.open(place, after)
-        self._begun = deque(begun)  # blocks that another pass had begun: [start, given]
-        self._start: Mark = None  # where the present block begins. None: there is none
+        self._begun = deque(begun)  # blocks that another pass had begun
+        self._present: list[Any] = []  # the present block, as in the mark. Empty: there is none
         self._given = 0
         self._made: Iterator[Element] = iter(())
         # The part of the next block that was taken. Not as pairs, which the garbage collector would look through.
-        self._next: tuple[list[int], list[Any]] = [], []
+        self._next: Block = [], []
         self._after: Mark = None  # where that begins
+        self._known = [*failed]  # failures in it that another pass has raised, and this has not met
+        self._failed = [*failed]
 
     def mark(self) -> Mark:
         """See `Pass`."""
-        present = [] if self._start is None else [[self._start, self._given]]
-        return [[*present, *self._begun], self._after if self._next[0] else self._up.mark()]
+        blocks = [*self._begun]
+        if self._present:
+            start, _, failed, check = self._present
+            blocks.insert(0, [start, self._given, failed, check])
+        if self._next[0]:
+            return [blocks, self._after, [*self._failed]]
+        return [blocks, self._up.mark(), [*self._known]]
 
     def __next__(self) -> Element:
         while True:
-            if self._given % _AHEAD == 1 and len(self._next[0]) < self._stream.size > 1:
-                self._take(2 * _AHEAD)  # half would do, but after a resume it must catch up
+            if self._given % _AHEAD == 1 and self._stream.size > 1:
+                # At most as many as were given, so that memory holds one block. After a resume it must catch up.
+                self._take(min(self._given + _AHEAD, len(self._next[0]) + 2 * _AHEAD))
             try:
                 element = next(self._made)
             except StopIteration:
                 self._begin()
             except BaseException:
-                self._made, self._start, self._given = iter(()), None, 0
+                self._made, self._present, self._given = iter(()), [], 0
                 raise
             else:
                 self._given += 1
@@ -299,36 +258,74 @@ class _BlocksPass(Pass):
 
     def _begin(self) -> None:
         """Begin a block: one that was begun before, or the next. Raise StopIteration if there is none."""
-        self._start, self._given = None, 0
+        self._present, self._given = [], 0
         if self._begun:
-            start, given = self._begun[0]
-            block: tuple[list[int], list[Any]] = [], []
-            _move(self._below.open(self._place, start), self._stream.size, block)
-            self._begun.popleft()
+            present = self._begun.popleft()
+            block = self._read_again(*present)
         else:
             self._take(self._stream.size)
-            block, start, given = self._next, self._after, 0
-            self._next = [], []
+            block, self._next = self._next, ([], [])
             if not block[0]:
                 raise StopIteration
+            present = [self._after, 0, self._failed, _checksum(block)]
+        given = present[1]
         self._made = islice(self._stream.made(*block, self._place.epoch), given, None)
-        self._start, self._given = start, given
+        self._present, self._given = present, given
+
+    def _read_again(self, start: Mark, given: int, failed: list[int], check: int) -> Block:
+        block: Block = [], []
+        error: Exception | None = None
+        try:
+            _fill(self._below.open(self._place, start), self._stream.size, block, [*failed])
+        except Exception as raised:
+            error = raised
+        if error or _checksum(block) != check:
+            raise StateError(
+                f"a block of {self._stream.size} samples, of which {given} were given, is not what it was when the "
+                "state was saved. A file has changed, or cannot be read, or a function gives something else than "
+                "before. The next call continues after it"
+            ) from error
+        return block
 
     def _take(self, count: int) -> None:
-        """Take more of the next block."""
+        """Take of the next block until `count` are there."""
         if not self._next[0]:
-            self._after = self._up.mark()
-        _move(self._up, min(count, self._stream.size - len(self._next[0])), self._next)
+            self._after, self._failed = self._up.mark(), [*self._known]
+        try:
+            _fill(self._up, min(count, self._stream.size), self._next, self._known)
+        except Exception:
+            self._failed.append(len(self._next[0]))
+            raise
 
 
-def _move(elements: Iterator[Element], count: int, into: tuple[list[int], list[Any]]) -> None:
-    """Take elements. If one raises, those before it were taken."""
+Block = tuple[list[int], list[Any]]
+"""Keys and samples."""
+
+
+def _fill(elements: Iterator[Element], count: int, block: Block, known: list[int]) -> None:
+    """Take elements until a block has `count`, and pass over the failures that are known. If one raises, those before
+    it were taken.
+    """
+    while known and known[0] < count:
+        _move(elements, known[0] - len(block[0]), block)
+        if len(block[0]) < known.pop(0):
+            break
+        with suppress(Exception):
+            next(elements)
+    _move(elements, count - len(block[0]), block)
+
+
+def _move(elements: Iterator[Element], count: int, block: Block) -> None:
     taken: list[Element] = []
     try:
-        taken += islice(elements, count)
+        taken += islice(elements, max(0, count))
     finally:
-        into[0].extend([key for key, _ in taken])
-        into[1].extend([sample for _, sample in taken])
+        block[0].extend([key for key, _ in taken])
+        block[1].extend([sample for _, sample in taken])
+
+
+def _checksum(block: Block) -> int:
+    return sum(block[0]) & 0xFFFF_FFFF
 
 
 class FlatMapped(Blocks):
@@ -340,8 +337,8 @@ class FlatMapped(Blocks):
 
     def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
         """See `Blocks`."""
-        base = mix64(keys[0])
-        results = Keys(self, epoch).call(self.function, keys[0], samples[0])
+        base, draws = mix64(keys[0]), Keys(self, epoch)
+        results = draws.each(draws.call(self.function, keys[0], samples[0]), base)
         return ((base ^ k, result) for k, result in enumerate(results))
 
 
@@ -349,9 +346,9 @@ class Shuffled(Blocks):
     """A stream whose samples come in a random order, `size` at a time.
 
     The samples of a block of `size` come in an order that depends on the seed, the epoch and the block. Memory holds
-    `size` samples at once. A sample moves by a third of `size` on average, and never out of its block: a buffer of as
-    many from which each step draws one moves it by `size`. The state has no samples, and no keys of them: it has where
-    the block began, and how many were given.
+    `size` samples and a hundred more. A sample moves by a third of `size` on average, and never out of its block: a
+    buffer of as many from which each step draws one moves it by `size`. The state has no samples, and no keys of
+    them: it has where the block began, and how many were given.
 
     Args:
         up: the stream.
@@ -374,38 +371,3 @@ class Shuffled(Blocks):
         rest = [samples[k] for k in reversed(order)]
         samples.clear()
         return ((keys[k], rest.pop()) for k in order)
-
-
-class PackedStream(Blocks):
-    """A stream of rows of `length` tokens, into which texts are packed: best-fit decreasing, `size` texts at a time.
-
-    The rows are those of `fastload.sequences.Packed` for each block of `size` texts, in an order of its seed.
-
-    Args:
-        up: a stream of texts, as `Packed` takes them.
-        length: tokens of a row.
-        size: texts that are packed together, which memory holds. The last row of a block is partly padding.
-        options: `key`, `also`, `long`, `pad`, `seed` and `max_segments` of `Packed`.
-
-    Examples:
-        >>> [row] = fastload.streams.PackedStream(stream, length=4)
-        >>> row["segments"].tolist()
-        [1, 1, 2, 0]
-    """
-
-    def __init__(self, up: Stream, length: int = 4096, size: int = 10_000, **options: Any) -> None:
-        super().__init__(up, size)
-        self.length, self.options = length, options
-        Packed(
-            [[0]], length, **{**options, "key": None, "also": None}
-        )  # raises for a wrong argument
-
-    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
-        """See `Blocks`."""
-        name = self.options.get("key")
-        texts = [x for x in samples if len(x if name is None else x[name])]
-        if not texts:
-            return ()
-        rows = Packed(texts, self.length, **self.options)
-        base = mix64(keys[0])
-        return ((base ^ row, rows[row]) for row in range(len(rows)))

@@ -74,6 +74,10 @@ def _line_at(file: Any, offset: int) -> int:
     return int(file.tell())
 
 
+_ROWS = 1024
+"""How many rows of a Parquet file become Python objects at a time."""
+
+
 class Parquet(_Whole):
     """Parquet files. A position is the number of a row, and a sample a dict."""
 
@@ -89,11 +93,11 @@ class Parquet(_Whole):
             stop = ends[-1] if stop is None and ends else stop or 0
             first = bisect.bisect_right(ends, start)
             row = ends[first] - counts[first] if first < len(ends) else stop
-            for batch in file.iter_batches(row_groups=range(first, len(ends))):
+            for batch in file.iter_batches(_ROWS, row_groups=range(first, len(ends))):
                 if row >= stop:
                     return
                 if (skipped := max(0, start - row)) < batch.num_rows:
-                    rows = batch.slice(skipped, stop - row - skipped).to_pylist()
+                    rows = batch.slice(skipped, max(0, stop - row - skipped)).to_pylist()
                     for k, sample in enumerate(rows, row + skipped):
                         yield k, k + 1, sample
                 row += batch.num_rows
@@ -118,7 +122,7 @@ class Arrow(_Whole):
             if stop is not None and row >= stop:
                 return
             if (skipped := max(0, start - row)) < batch.num_rows:
-                wanted = None if stop is None else stop - row - skipped
+                wanted = None if stop is None else max(0, stop - row - skipped)
                 for k, sample in enumerate(batch.slice(skipped, wanted).to_pylist(), row + skipped):
                     yield k, k + 1, sample
             row += batch.num_rows
@@ -161,15 +165,24 @@ class Tar(_Whole):
                     key, ending = _key_of(member.name)
                     if not member.isfile():
                         continue
-                    if sample and sample["__key__"] != key:
+                    # A name that comes twice begins another sample, or one of the two would be lost.
+                    if sample and (sample["__key__"] != key or ending in sample):
                         yield start, member.offset, sample
                         sample, start = {}, member.offset
                     if stop is not None and start >= stop:
                         return
                     sample["__key__"] = key
                     sample[ending] = tar.extractfile(member).read()  # type: ignore[union-attr]
+                end = tar.offset
+            file.seek(end)
+            header = file.read(tarfile.BLOCKSIZE)
+            if any(header) or len(header) % tarfile.BLOCKSIZE:
+                # `tarfile` ends there as if it were the end of the archive.
+                raise tarfile.ReadError(
+                    f"the tar file is cut, or has a wrong header, at byte {end}"
+                )
             if sample:
-                yield start, file.tell(), sample
+                yield start, end, sample
 
     def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`. It reads all headers of the shard."""
@@ -208,12 +221,23 @@ class Iterated(_Whole):
 
 def _compressed_lines(path: Any) -> Iterator[Any]:
     with gzip.open(path, "rb") as file:
-        yield from (json.loads(line) for line in file if not line.isspace())
+        yield from (line for line in file if not line.isspace())
+
+
+class CompressedLines(Iterated):
+    """Lines of JSON in a gzip file. A position is the number of a line that is not blank."""
+
+    def __init__(self) -> None:
+        super().__init__(_compressed_lines)
+
+    def sample(self, record: Any) -> Any:
+        """See `Format`."""
+        return json.loads(record)
 
 
 _FORMATS: dict[str, Format] = {
     "jsonl": JsonLines(),
-    "jsonl.gz": Iterated(_compressed_lines),
+    "jsonl.gz": CompressedLines(),
     "parquet": Parquet(),
     "arrow": Arrow(),
     "tar": Tar(),

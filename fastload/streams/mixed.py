@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
-from fastload.streams.chain import Element, Mark, Pass, Place, Stream
+from fastload.streams.chain import Stream
+from fastload.streams.passes import Element, Mark, Pass, Place
 
 Weights = Sequence[float] | Callable[[int], Sequence[float]]
 
@@ -27,12 +29,22 @@ class Mixed(Stream):
     def __init__(self, streams: Sequence[Stream], weights: Weights, *, until: str = "all") -> None:
         if until not in ("all", "first"):
             raise ValueError(f'until must be "all" or "first", got {until!r}')
-        if not callable(weights) and (len(weights) != len(streams) or min(weights) < 0):
+        if not streams:
+            raise ValueError("streams must have at least one stream, got none")
+        if not callable(weights) and (
+            len(weights) != len(streams) or not min(weights) >= 0 or not 0 < sum(weights) < inf
+        ):
             raise ValueError(
-                f"weights must be {len(streams)} numbers, one for each stream and none below 0, got {weights!r}"
+                f"weights must be {len(streams)} numbers, one for each stream, none below 0 and not all 0, got "
+                f"{weights!r}"
             )
         self.ups, self.weights, self.until = tuple(streams), weights, until
         self.seed = self.ups[0].seed
+
+    @property
+    def form(self) -> str:
+        """See `Stream`. The weights may be others when it is resumed."""
+        return f"Mixed([{super().form}], until={self.until!r})"
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
         """See `Stream`. The mark has the number of samples, the credit of each stream or None, and their marks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
 from fastload._kit.user_errors import annotate
-from fastload.streams.chain import Element, Mark, Pass, Place, Stream
+from fastload.streams.chain import Stream
 from fastload.streams.formats import Format, Record, format_of
+from fastload.streams.passes import Element, Keys, Mark, Pass, Place
 
 
 class Shards(Stream):
@@ -47,6 +49,8 @@ class Shards(Stream):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        if isinstance(paths, str):
+            raise TypeError(f"paths must be a sequence of paths, got the string {paths!r}")
         self.paths = list(paths)
         if not self.paths:
             raise ValueError("paths must name at least one shard, got none")
@@ -63,6 +67,11 @@ class Shards(Stream):
     def world_size(self) -> int:
         """Number of ranks."""
         return self._world_size
+
+    @property
+    def form(self) -> str:
+        """See `Stream`. The files may be in another folder when it is resumed."""
+        return f"Shards({len(self.paths)} paths, shuffle={self.shuffles}, seed={self.seed})"
 
     def idle(self, workers: int) -> str:
         """See `Stream`."""
@@ -94,7 +103,7 @@ class Shards(Stream):
         return [*left["begun"], *([int(k), None] for k in whole)][reader::readers]
 
     def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
-        """See `Stream`. The rest of each shard goes to one reader."""
+        """See `Stream`. The rest of each range goes to one reader. If there are too few, each is divided again."""
         begun: list[Any] = []
         ranges = marks[0][0][2]
         whole = np.zeros(len(self.paths) * ranges, bool)
@@ -105,9 +114,15 @@ class Shards(Stream):
                     whole[number] = True
                 else:
                     begun.append([number, at])
+        left = len(begun) + int(whole.sum())
+        parts = -(-readers // left) if self.format.seeks and left else 1
+        if parts > 1 and len(whole) * parts <= _MOST_RANGES:
+            # The parts of a range lie within it, for all formats divide a shard evenly.
+            begun = [[number * parts + j, at] for number, at in begun for j in range(parts)]
+            whole, ranges = whole.repeat(parts), ranges * parts
         packed = base64.b64encode(np.packbits(whole).tobytes()).decode()
-        left = {"begun": sorted(begun), "whole": packed}
-        return [[[readers, reader, ranges, left], 0, None] for reader in range(readers)]
+        rest = {"begun": sorted(begun), "whole": packed}
+        return [[[readers, reader, ranges, rest], 0, None] for reader in range(readers)]
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Return the numbers of the shards in the order of an epoch: int64[n]."""
@@ -118,12 +133,16 @@ class Shards(Stream):
         return np.random.Generator(np.random.Philox(key=key)).permutation(n)
 
 
+_MOST_RANGES = 1 << 16
+"""Into how many ranges all shards may be divided again: the state has a bit for each."""
+
+
 class _ShardsPass(Pass):
     def __init__(self, stream: Shards, epoch: int, share: Any, item: int, position: Any) -> None:
         self._stream, self._share = stream, share
         self._item, self._position = item, position
         self._items, self._order = stream.items(share), stream.order(epoch)
-        self._shard = 0
+        self._shard, self._draws = 0, Keys(stream, epoch)
         self._records: Iterator[Record] | None = None  # of the present item
 
     def mark(self) -> Mark:
@@ -153,8 +172,12 @@ class _ShardsPass(Pass):
         if ranges > 1:
             begin, stop = form.range(path, number % ranges, ranges)
         if self._position is None:
-            self._position = begin if start is None else start
-        self._records = form.read(path, self._position, stop)
+            self._position = begin if start is None else max(begin, start)
+        if form.seeks:
+            self._records = form.read(path, self._position, stop)
+        else:  # a function that draws must draw the same for the samples that are passed over
+            records = self._draws.each(form.read(path, 0, None), mix64(self._shard))
+            self._records = islice(records, self._position, None)
         return self._records
 
 
@@ -168,4 +191,7 @@ def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
     if rank is None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    return rank or 0, world_size or 1
+    ours = rank or 0, world_size or 1
+    if not 0 <= ours[0] < ours[1]:
+        raise ValueError(f"rank must be from 0 to world_size - 1, got {rank=} and {world_size=}")
+    return ours

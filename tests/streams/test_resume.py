@@ -19,7 +19,7 @@ import pytest
 
 from fastload.errors import StateError
 from fastload.streams import Shards, Stream
-from fastload.streams.chain import Place, Reading
+from fastload.streams.passes import Place, Reading
 from tests.streams.chains import chain, id_of, is_kept, packed, source, write
 
 
