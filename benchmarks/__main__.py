@@ -27,7 +27,7 @@ from fastload.measure.provenance import busy, caption, provenance
 
 LOADERS = "images latency tensor_dataset small memory collate thread_cost processes step"
 NAMES = (*LOADERS.split(), "store")
-ASKED_FOR = ("device", "peers", "sequences")
+ASKED_FOR = ("device", "peers", "sequences", "streams")
 """Benchmarks that run only if they are named: they take long, or need further packages."""
 INTERRUPTED, TERMINATED = 130, 143
 Planned = tuple[int, str, Case]
@@ -72,8 +72,8 @@ def main(
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except those that take long: device, and peers and
-    sequences, which compare fastload with other loaders.
+    Without NAME, all benchmarks run except those that take long: device, and peers,
+    sequences and streams, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 
     Every case is a new process, and cases take turns. Keep the machine otherwise idle. A missed aim is reported, but
@@ -121,6 +121,8 @@ def main(
 
     sections = _sections(cases, outcomes)
     click.echo(f"\n{table({it.title: it.rows for it in sections.values()}, judged=not smoke)}\n")
+    for section in sections.values():
+        click.echo(f"{section.text}\n" if section.text else "", nl=False)
     click.echo("\n".join(notes(sections, smoke=smoke)))
     if recorded and not status:
         json_path = json_path or record.RECORD

@@ -49,6 +49,8 @@ class Section:
     rows: list[Row]
     versions: dict[str, str | None]
     """Of the packages that this benchmark alone measures, None for one that is not installed; and its `machine()`."""
+    text: str
+    """What the benchmark shows beside the table, or ""."""
 
     @classmethod
     def of(cls, name: str, cases: Sequence[Case], outcomes: dict[str, list[Outcome]]) -> Section:
@@ -63,7 +65,8 @@ class Section:
         }
         versions = {package: version(package) for package in getattr(benchmark, "PACKAGES", ())}
         versions |= getattr(benchmark, "machine", dict)()
-        return cls(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions)
+        text = getattr(benchmark, "text", lambda _: "")(results)
+        return cls(benchmark.TITLE, cases, outcomes, benchmark.rows(results), versions, text)
 
 
 def document(origin: Any, sections: Mapping[str, Section], *, smoke: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def from_hub(dataset: Any, **options: Any) -> Shards:
     """Return a stream of a Hugging Face `IterableDataset`, with what its `map`, `filter` and the like make of it.
 
     To resume, it reads the present shard again from its beginning. Shuffle the stream, not the dataset: no state holds
-    the buffer of `datasets`.
+    the buffer of `datasets`. Its functions see no worker.
 
     Args:
         dataset: the dataset. Each of its `num_shards` is a shard.
@@ -29,7 +29,6 @@ def from_hub(dataset: Any, **options: Any) -> Shards:
 
     Raises:
         ValueError: the dataset shuffles by a buffer.
-
     """
     if hub_streams.shuffles(hub_streams.streams(dataset)):
         raise ValueError(
@@ -44,19 +43,20 @@ class _HubShard:
 
     def __call__(self, index: int) -> Iterator[Any]:
         samples = iter(self.dataset.shard(self.dataset.num_shards, index))
-        before = get_worker_info()
-        set_worker_info(None)  # or `datasets` would divide the shard by the workers again
-        try:
-            if get_worker_info() is not None:
-                raise RuntimeError(
-                    "a stream of from_hub is read by fastload.DataLoader, not by torch's"
-                )
-            first = next(samples, _END)
-        finally:
-            set_worker_info(before)
-        if first is not _END:
-            yield first
-            yield from samples
+        sample = None
+        while sample is not _END:
+            before = get_worker_info()
+            set_worker_info(None)  # or `datasets` would divide the shard by the workers again
+            try:
+                if get_worker_info() is not None:
+                    raise RuntimeError(
+                        "a stream of from_hub is read by fastload.DataLoader, not by torch's"
+                    )
+                sample = next(samples, _END)
+            finally:
+                set_worker_info(before)
+            if sample is not _END:
+                yield sample
 
 
 _END = object()

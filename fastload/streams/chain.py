@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
 from fastload.errors import StateError
-from fastload.streams.passes import Element, Keys, Mark, Pass, Place, Reading
+from fastload.streams.passes import Element, Keys, Mark, Pass, Place, Reading, folded
 
 
 class Stream(IterableDataset[Any]):
@@ -40,8 +40,8 @@ class Stream(IterableDataset[Any]):
         """Return a pass that begins at a mark, or at the beginning."""
 
     @abstractmethod
-    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
-        """Return a mark for each of `readers` readers, for what is left of the passes that are at `marks`."""
+    def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
+        """Return a mark for each of `place.readers` readers, for what is left of the passes that are at `marks`."""
 
     # ---- what users call ----
 
@@ -76,7 +76,7 @@ class Stream(IterableDataset[Any]):
         ]
         return [
             {"stream": self.form, **Place(epoch, reader, readers)._asdict(), "mark": mark}
-            for reader, mark in enumerate(self.deal(marks, readers))
+            for reader, mark in enumerate(self.deal(marks, Place(epoch, 0, readers)))
         ]
 
     @property
@@ -138,17 +138,17 @@ class Mapped(Stream):
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
         """See `Stream`."""
-        return _MappedPass(self, self.ups[0].open(place, mark), place.epoch)
+        return _MappedPass(self, self.ups[0].open(place, mark), place)
 
-    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
+    def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
         """See `Stream`."""
-        return self.ups[0].deal(marks, readers)
+        return self.ups[0].deal(marks, place)
 
 
 class _MappedPass(Pass):
-    def __init__(self, stream: Mapped, up: Pass, epoch: int) -> None:
+    def __init__(self, stream: Mapped, up: Pass, place: Place) -> None:
         self._up, self._function, self._keeps = up, stream.function, stream.keeps
-        self._keys = Keys(stream, epoch)
+        self._keys = Keys(stream, place)
 
     def mark(self) -> Mark:
         """See `Pass`."""
@@ -184,22 +184,32 @@ class Blocks(Stream):
         return f"{self.ups[0].form}.{type(self).__name__}({self.size}, seed={self.seed})"
 
     @abstractmethod
-    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
         """Yield what a block of samples gives, which depends on the arguments alone. It may empty the lists."""
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
         """See `Stream`. The mark has each block that was begun, where the next begins, and what has failed in that.
 
         A block is [start, given, what has failed, checksum of its keys]. What has failed are the numbers of samples
-        that were taken before.
+        that were taken before. Where the next begins is None after a block of one sample, which tells: else the marks
+        of nested steps would double with each.
         """
         return _BlocksPass(self, self.ups[0], place, *(mark or ((), None, ())))
 
-    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
+    def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
         """See `Stream`. A block goes to one reader whole."""
         begun = [block for blocks, _, _ in marks for block in blocks]
-        rest = self.ups[0].deal([after for _, after, _ in marks], readers)
-        return [[begun[i::readers], after, []] for i, after in enumerate(rest)]
+        after = [
+            self._after(blocks[0], place) if at is None and blocks else at for blocks, at, _ in marks
+        ]
+        rest = self.ups[0].deal(after, place)
+        return [[begun[i :: place.readers], at, []] for i, at in enumerate(rest)]
+
+    def _after(self, block: Any, place: Place) -> Mark:
+        """Return where the next block begins after one of one sample."""
+        up = self.ups[0].open(place, block[0])
+        _fill(up, 1, ([], []), [*block[2]])
+        return up.mark()
 
 
 _AHEAD = 64
@@ -219,8 +229,9 @@ class _BlocksPass(Pass):
         failed: Iterable[int],
     ) -> None:
         self._stream, self._below, self._place = stream, up, place
-        self._up = up.open(place, after)
         self._begun = deque(begun)  # blocks that another pass had begun
+        self._on_way = after is None and bool(self._begun)  # the first of these comes next in `_up`
+        self._up = up.open(place, self._begun[0][0] if self._on_way else after)
         self._present: list[Any] = []  # the present block, as in the mark. Empty: there is none
         self._given = 0
         self._made: Iterator[Element] = iter(())
@@ -238,7 +249,8 @@ class _BlocksPass(Pass):
             blocks.insert(0, [start, self._given, failed, check])
         if self._next[0]:
             return [blocks, self._after, [*self._failed]]
-        return [blocks, self._up.mark(), [*self._known]]
+        told = self._on_way or (self._present and self._stream.size == 1)
+        return [blocks, None if told else self._up.mark(), [*self._known]]
 
     def __next__(self) -> Element:
         while True:
@@ -269,14 +281,16 @@ class _BlocksPass(Pass):
                 raise StopIteration
             present = [self._after, 0, self._failed, _checksum(block)]
         given = present[1]
-        self._made = islice(self._stream.made(*block, self._place.epoch), given, None)
+        self._made = islice(self._stream.made(*block, self._place), given, None)
         self._present, self._given = present, given
 
     def _read_again(self, start: Mark, given: int, failed: list[int], check: int) -> Block:
         block: Block = [], []
         error: Exception | None = None
         try:
-            _fill(self._below.open(self._place, start), self._stream.size, block, [*failed])
+            up = self._up if self._on_way else self._below.open(self._place, start)
+            self._on_way = False
+            _fill(up, self._stream.size, block, [*failed])
         except Exception as raised:
             error = raised
         if error or _checksum(block) != check:
@@ -335,9 +349,9 @@ class FlatMapped(Blocks):
         super().__init__(up, 1)
         self.function = function
 
-    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
         """See `Blocks`."""
-        base, draws = mix64(keys[0]), Keys(self, epoch)
+        base, draws = folded(keys[0]), Keys(self, place)
         results = draws.each(draws.call(self.function, keys[0], samples[0]), base)
         return ((base ^ k, result) for k, result in enumerate(results))
 
@@ -364,9 +378,9 @@ class Shuffled(Blocks):
         super().__init__(up, size)
         self.seed = up.seed if seed is None else integer("seed", seed)
 
-    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
         """See `Blocks`. The list is emptied, so that memory need not hold two blocks."""
-        seed = mix64(mix64(mix64(self.seed) ^ epoch) ^ mix64(keys[0]))
+        seed = mix64(mix64(mix64(self.seed) ^ place.epoch) ^ folded(keys[0]))
         order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(keys)).tolist()
         rest = [samples[k] for k in reversed(order)]
         samples.clear()

@@ -51,12 +51,12 @@ class Mixed(Stream):
         n = len(self.ups)
         return _MixedPass(self, place, *(mark or (0, [0.0] * n, [None] * n)))
 
-    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
+    def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
         """See `Stream`. The credits begin anew."""
-        given = sum(number for number, _, _ in marks) // readers
+        given = sum(number for number, _, _ in marks) // place.readers
         each = zip(*(ups for _, _, ups in marks), strict=True)
         dealt = zip(
-            *(up.deal(list(m), readers) for up, m in zip(self.ups, each, strict=True)), strict=True
+            *(up.deal(list(m), place) for up, m in zip(self.ups, each, strict=True)), strict=True
         )
         return [[given, [0.0] * len(self.ups), list(ups)] for ups in dealt]
 
@@ -66,15 +66,19 @@ class _MixedPass(Pass):
         self, stream: Mixed, place: Place, given: int, credits: Sequence[Any], marks: Sequence[Mark]
     ) -> None:
         self._stream, self._given, self._credits = stream, given, list(credits)
-        self._ups = [up.open(place, mark) for up, mark in zip(stream.ups, marks, strict=True)]
+        first = place.branch * len(stream.ups) + 1
+        self._ups = [
+            up.open(place._replace(branch=first + k), mark)
+            for k, (up, mark) in enumerate(zip(stream.ups, marks, strict=True))
+        ]
 
     def mark(self) -> Mark:
         """See `Pass`."""
         return [self._given, list(self._credits), [up.mark() for up in self._ups]]
 
     def __next__(self) -> Element:
-        credits, weights = self._credits, self._stream.weights
-        shares = weights(self._given) if callable(weights) else weights
+        credits = self._credits
+        shares = self._shares()
         while active := [k for k, c in enumerate(credits) if c is not None and shares[k]]:
             total = sum(shares[k] for k in active)
             due = max(active, key=lambda k: (credits[k] + shares[k] / total, -k))
@@ -83,6 +87,7 @@ class _MixedPass(Pass):
                 credits[due] = None
                 if self._stream.until == "first":
                     self._credits[:] = [None] * len(credits)
+                shares = self._shares()
                 continue
             for k in active:
                 credits[k] += shares[k] / total
@@ -90,3 +95,16 @@ class _MixedPass(Pass):
             self._given += 1
             return element[0] * len(credits) + due, element[1]
         raise StopIteration
+
+    def _shares(self) -> Sequence[float]:
+        """Return the shares of now. If those that change are all 0 for the streams that are left, these are alike."""
+        weights = self._stream.weights
+        if not callable(weights):
+            return weights
+        try:
+            shares = weights(self._given)
+        except BaseException:
+            self._given += 1  # the next call asks for the next number
+            raise
+        left = [k for k, credit in enumerate(self._credits) if credit is not None]
+        return shares if any(shares[k] for k in left) else [1.0] * len(shares)

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fastload._kit.hashing import mix64
 from fastload.errors import SequenceError
 from fastload.sequences.packed import Packed
 from fastload.streams.chain import Blocks, Stream
-from fastload.streams.passes import Element
+from fastload.streams.passes import Element, Place, folded
 
 
 class PackedStream(Blocks):
@@ -43,10 +42,10 @@ class PackedStream(Blocks):
         """See `Stream`."""
         return f"{self.ups[0].form}.PackedStream({self.length}, {self.size}, {self.options})"
 
-    def made(self, keys: list[int], samples: list[Any], epoch: int) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
         """See `Blocks`."""
         rows = Packed(samples, self.length, **self.options)
-        base = mix64(keys[0])
+        base = folded(keys[0])
         return ((base ^ row, rows[row]) for row in range(len(rows)))
 
 

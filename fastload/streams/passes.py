@@ -18,6 +18,11 @@ Mark = Any
 """Where a pass is, as JSON values. Each kind of stream has its own."""
 
 
+def folded(key: int) -> int:
+    """Hash a key, which may have more than 64 bits, to 64 bits."""
+    return mix64(key) ^ key >> 64
+
+
 class Pass(Iterator[Element]):
     """One reader's way through an epoch of a stream. If it raises, the next call goes on after what failed."""
 
@@ -32,17 +37,19 @@ class Place(NamedTuple):
     epoch: int
     reader: int
     readers: int
+    branch: int = 0
+    """Which of the sources of mixtures it is in."""
 
 
 class Keys:
     """The random streams of a step's samples in an epoch, by their keys."""
 
-    def __init__(self, step: Any, epoch: int) -> None:
-        self._salt = mix64(mix64(mix64(step.seed) ^ epoch) ^ step.depth)
+    def __init__(self, step: Any, place: Place) -> None:
+        self._salt = mix64(mix64(mix64(step.seed) ^ place.epoch) ^ step.depth) ^ mix64(place.branch)
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         """See `StreamSource`."""
-        return mix64(mix64(at or 0) ^ self._salt)
+        return mix64(folded(at or 0) ^ self._salt)
 
     def call(self, function: Callable[[Any], Any], key: int, sample: Any) -> Any:
         """Return `function(sample)`. In a loader, what it draws comes from the sample's own stream."""
@@ -97,7 +104,8 @@ class Reading:
     def state_dict(self) -> dict[str, Any]:
         """Return where the pass is, as JSON values without any sample."""
         form = self._stream.form
-        return {"stream": form, **self._place._asdict(), "mark": self._opened().mark()}
+        place = {name: getattr(self._place, name) for name in ("epoch", "reader", "readers")}
+        return {"stream": form, **place, "mark": self._opened().mark()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after `state`, which the same reader of as many saved, or that `Stream.redealt` made for it."""

@@ -57,6 +57,7 @@ class Shards(Stream):
         self.format: Format = format_of(read, self.paths[0])
         self.shuffles, self.seed = bool(shuffle), integer("seed", seed)
         self._rank, self._world_size = rank_of(rank, world_size)
+        self._is_alone = rank is None and self._world_size == 1
 
     @property
     def rank(self) -> int:
@@ -75,6 +76,11 @@ class Shards(Stream):
 
     def idle(self, workers: int) -> str:
         """See `Stream`."""
+        if self._is_alone and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
+            return (
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed was not initialised as Shards was made, "
+                "so every rank reads all shards. Initialise it first, or give rank and world_size"
+            )
         readers, n = workers * self._world_size, len(self.paths)
         if self.format.seeks or readers <= n:
             return ""
@@ -92,7 +98,7 @@ class Shards(Stream):
         if mark is None:
             ranges = -(-place.readers // len(self.paths)) if self.format.seeks else 1
             mark = [[place.readers, place.reader, ranges, None], 0, None]
-        return _ShardsPass(self, place.epoch, *mark)
+        return _ShardsPass(self, place, *mark)
 
     def items(self, share: Any) -> list[list[Any]]:
         """Return what a reader reads, in order: for each the number of a range of a shard, and where it begins."""
@@ -102,9 +108,10 @@ class Shards(Stream):
         whole = np.flatnonzero(_bits(left["whole"]))
         return [*left["begun"], *([int(k), None] for k in whole)][reader::readers]
 
-    def deal(self, marks: list[Mark], readers: int) -> list[Mark]:
+    def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
         """See `Stream`. The rest of each range goes to one reader. If there are too few, each is divided again."""
         begun: list[Any] = []
+        readers = place.readers
         ranges = marks[0][0][2]
         whole = np.zeros(len(self.paths) * ranges, bool)
         for share, k, position in marks:
@@ -138,11 +145,11 @@ _MOST_RANGES = 1 << 16
 
 
 class _ShardsPass(Pass):
-    def __init__(self, stream: Shards, epoch: int, share: Any, item: int, position: Any) -> None:
+    def __init__(self, stream: Shards, place: Place, share: Any, item: int, position: Any) -> None:
         self._stream, self._share = stream, share
         self._item, self._position = item, position
-        self._items, self._order = stream.items(share), stream.order(epoch)
-        self._shard, self._draws = 0, Keys(stream, epoch)
+        self._items, self._order = stream.items(share), stream.order(place.epoch)
+        self._shard, self._draws = 0, Keys(stream, place)
         self._records: Iterator[Record] | None = None  # of the present item
 
     def mark(self) -> Mark:

@@ -301,10 +301,7 @@ def test_what_is_left_of_few_shards_is_divided_among_more_readers(
     assert sorted(found + [x for part in parts for x in part]) == [*range(100)]
 
 
-# What fails now. Each is strict: once it is mended, the mark must go.
 
-
-@pytest.mark.xfail(strict=True)  # the keys of a step have its depth and seed, but not its branch
 def test_sources_of_a_mixture_draw_other_numbers(tmp_path: Path) -> None:
     for name in "ab":
         write("own", tmp_path / name, [*range(5)])
@@ -313,7 +310,6 @@ def test_sources_of_a_mixture_draw_other_numbers(tmp_path: Path) -> None:
         assert len({*samples(both)}) == 10
 
 
-@pytest.mark.xfail(strict=True)  # start and after are each a whole mark of the step below
 def test_a_state_does_not_double_with_each_flat_map(tmp_path: Path) -> None:
     stream: Stream = Shards(lines(tmp_path, 40))
     for _ in range(8):
@@ -325,9 +321,6 @@ def test_a_state_does_not_double_with_each_flat_map(tmp_path: Path) -> None:
     assert size < 4000
 
 
-@pytest.mark.xfail(
-    strict=True
-)  # a stream whose weight is 0 now counts as ended, if the others have ended
 def test_a_stream_whose_turn_comes_later_is_not_lost(tmp_path: Path) -> None:
     first, then = (Shards([path]) for path in lines(tmp_path, 10, 30))
     assert len([*Mixed([first, then], lambda n: [1, 0] if n < 20 else [0, 1])]) == 40
