@@ -200,7 +200,8 @@ class Blocks(Stream):
         """See `Stream`. A block goes to one reader whole."""
         begun = [block for blocks, _, _ in marks for block in blocks]
         after = [
-            self._after(blocks[0], place) if at is None and blocks else at for blocks, at, _ in marks
+            self._after(blocks[0], place) if at is None and blocks else at
+            for blocks, at, _ in marks
         ]
         rest = self.ups[0].deal(after, place)
         return [[begun[i :: place.readers], at, []] for i, at in enumerate(rest)]
@@ -234,6 +235,7 @@ class _BlocksPass(Pass):
         self._up = up.open(place, self._begun[0][0] if self._on_way else after)
         self._present: list[Any] = []  # the present block, as in the mark. Empty: there is none
         self._given = 0
+        self._is_own = False  # whether it came out of `_up`
         self._made: Iterator[Element] = iter(())
         # The part of the next block that was taken. Not as pairs, which the garbage collector would look through.
         self._next: Block = [], []
@@ -249,7 +251,7 @@ class _BlocksPass(Pass):
             blocks.insert(0, [start, self._given, failed, check])
         if self._next[0]:
             return [blocks, self._after, [*self._failed]]
-        told = self._on_way or (self._present and self._stream.size == 1)
+        told = self._on_way or (self._present and self._is_own and self._stream.size == 1)
         return [blocks, None if told else self._up.mark(), [*self._known]]
 
     def __next__(self) -> Element:
@@ -280,6 +282,7 @@ class _BlocksPass(Pass):
             if not block[0]:
                 raise StopIteration
             present = [self._after, 0, self._failed, _checksum(block)]
+            self._is_own = True
         given = present[1]
         self._made = islice(self._stream.made(*block, self._place), given, None)
         self._present, self._given = present, given
@@ -289,7 +292,7 @@ class _BlocksPass(Pass):
         error: Exception | None = None
         try:
             up = self._up if self._on_way else self._below.open(self._place, start)
-            self._on_way = False
+            self._is_own, self._on_way = self._on_way, False
             _fill(up, self._stream.size, block, [*failed])
         except Exception as raised:
             error = raised

@@ -45,7 +45,8 @@ class Keys:
     """The random streams of a step's samples in an epoch, by their keys."""
 
     def __init__(self, step: Any, place: Place) -> None:
-        self._salt = mix64(mix64(mix64(step.seed) ^ place.epoch) ^ step.depth) ^ mix64(place.branch)
+        step_of = mix64(mix64(mix64(step.seed) ^ place.epoch) ^ step.depth)
+        self._salt = mix64(step_of ^ place.branch)
 
     def stream_key(self, at: int | None, *, seeded: bool = True) -> int:
         """See `StreamSource`."""

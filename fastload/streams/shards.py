@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -78,8 +79,8 @@ class Shards(Stream):
         """See `Stream`."""
         if self._is_alone and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
             return (
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed was not initialised as Shards was made, "
-                "so every rank reads all shards. Initialise it first, or give rank and world_size"
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed was not initialised as Shards was "
+                "made, so every rank reads all shards. Initialise it first, or give rank and world_size"
             )
         readers, n = workers * self._world_size, len(self.paths)
         if self.format.seeks or readers <= n:

@@ -301,7 +301,6 @@ def test_what_is_left_of_few_shards_is_divided_among_more_readers(
     assert sorted(found + [x for part in parts for x in part]) == [*range(100)]
 
 
-
 def test_sources_of_a_mixture_draw_other_numbers(tmp_path: Path) -> None:
     for name in "ab":
         write("own", tmp_path / name, [*range(5)])
