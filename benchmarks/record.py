@@ -49,7 +49,7 @@ class Section:
     rows: list[Row]
     versions: dict[str, str | None]
     """Of the packages that this benchmark alone measures, None for one that is not installed; and its `machine()`."""
-    text: str
+    text: str = ""
     """What the benchmark shows beside the table, or ""."""
 
     @classmethod

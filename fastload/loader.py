@@ -31,7 +31,7 @@ from fastload.order.sampler_state import (
     restore_generators,
     restore_own_state,
 )
-from fastload.order.state import VERSION, IterableState, SampledState, check, known_length
+from fastload.order.state import VERSION, SampledState, check, known_length
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.safety import CopyDataset
@@ -353,11 +353,9 @@ class DataLoader(TorchDataLoader[T]):
             return
         settings = Settings.of(self)
         ours, rank = fresh_state(settings, 0, None)
-        states: Any = state if settings.exact and isinstance(state, list) else [state]
-        states = [*map(type(ours).from_json, states)]
-        found: Any = states[0]
-        if isinstance(ours, IterableState) and settings.exact:
-            found = dealt_anew(self.dataset, states, ours)
+        found = (
+            dealt_anew(self.dataset, state, ours) if settings.exact else type(ours).from_json(state)
+        )
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             found = in_world(self._index_sampler, found, ours.world_size)

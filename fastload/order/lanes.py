@@ -151,11 +151,19 @@ def _lane(state: Any) -> dict[str, Any]:
     return {"samples": 0, "state": state, "ended": False, "seen": 0, "draws": {}}
 
 
-def dealt_anew(dataset: Any, states: list[IterableState], ours: IterableState) -> IterableState:
-    """Return the state of this rank for what the ranks of `states` have left of an exact stream.
+def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
+    """Return the state of this rank for what is left of an exact stream.
 
-    If there is one state, of as many ranks and workers, return it. Raise `StateError` if that of a rank is missing.
+    Args:
+        dataset: the stream.
+        given: the state of a rank, or a list with those of all ranks. If as many ranks and workers saved them, this
+            rank gets its own back.
+        ours: the state of this loader as an epoch begins.
+
+    Raises:
+        StateError: that of a rank is missing.
     """
+    states = [*map(IterableState.from_json, given if isinstance(given, list) else [given])]
     first = states[0]
     ranks, workers = first.world_size, len(first.lanes)
     for lane in first.lanes:
