@@ -21,8 +21,7 @@ from fastload.engine.iterator import LoaderIterator
 from fastload.engine.readers import READERS
 from fastload.engine.team import Team, join
 from fastload.order.batches import fits_any_world, in_world
-from fastload.order.epochs import Epochs, fresh_state
-from fastload.order.lanes import dealt_anew
+from fastload.order.epochs import Epochs, fresh_state, state_for
 from fastload.order.order import MAX_AHEAD
 from fastload.order.partition import divided_once, refuse_two_partitions
 from fastload.order.sampler import RankSampler
@@ -341,8 +340,8 @@ class DataLoader(TorchDataLoader[T]):
     def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
 
-        A stream of `fastload.streams` resumes with other workers, and with other ranks: then pass a list of the states
-        of all ranks. It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch.
+        It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch. For a stream
+        of `fastload.streams`, pass a list of the states of all ranks if their number is another one.
 
         Raises:
             StateError: the state is of another seed, sampler, dataset or global batch. It names the field, both values,
@@ -353,9 +352,7 @@ class DataLoader(TorchDataLoader[T]):
             return
         settings = Settings.of(self)
         ours, rank = fresh_state(settings, 0, None)
-        found = (
-            dealt_anew(self.dataset, state, ours) if settings.exact else type(ours).from_json(state)
-        )
+        found = state_for(settings, state, ours)
         check(found, ours, rank=rank, any_world=fits_any_world(self._index_sampler))
         if isinstance(found, SampledState):
             found = in_world(self._index_sampler, found, ours.world_size)

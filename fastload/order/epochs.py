@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from fastload.memory.batch import Batch
 from fastload.order.batches import SampledOrder, plan_state, sampled_state
-from fastload.order.lanes import LaneOrder, iterable_state
+from fastload.order.lanes import LaneOrder, dealt_anew, iterable_state
 from fastload.order.order import Order
 from fastload.order.partition import partition
 from fastload.order.sampler import RankSampler, epoch_number
@@ -205,3 +205,10 @@ def fresh_state(settings: Settings, number: int, sampler_epoch: int | None) -> t
     if settings.iterable:
         return iterable_state(settings, number, sampler_epoch, rank, world_size), rank
     return sampled_state(settings, number, sampler_epoch, world_size), rank
+
+
+def state_for(settings: Settings, given: Any, ours: State) -> Any:
+    """Return the state that a loader gets: `given`, or what a stream has left, of which each reader gets its part."""
+    if settings.exact:
+        return dealt_anew(settings.dataset, given, ours)
+    return type(ours).from_json(given)

@@ -163,7 +163,9 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
     Raises:
         StateError: that of a rank is missing.
     """
-    states = [*map(IterableState.from_json, given if isinstance(given, list) else [given])]
+    states: list[IterableState] = [
+        *map(IterableState.from_json, given if isinstance(given, list) else [given])
+    ]
     first = states[0]
     ranks, workers = first.world_size, len(first.lanes)
     for lane in first.lanes:
@@ -179,7 +181,7 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
             f"same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
         )
     if (ranks, workers) == (ours.world_size, len(ours.lanes)):
-        return replace(states[ours.rank], workers=ours.workers)
+        return replace(states[int(ours.rank)], workers=ours.workers)
     # In the order of the readers: the ranks in turn, for each worker.
     lanes = [lane for each in zip(*(state.lanes for state in states), strict=True) for lane in each]
     readers = ours.world_size * len(ours.lanes)
