@@ -341,7 +341,7 @@ class DataLoader(TorchDataLoader[T]):
         """Let the next `iter()` resume after the last batch that `state` counts. A running iterator is not changed.
 
         It reads no sample. Only an iterable dataset without `state_dict` is read again up to that batch. For a stream
-        of `fastload.streams`, pass a list of the states of all ranks if their number is another one.
+        of `fastload.streams`, pass the states of all ranks as a list if ranks or workers are others.
 
         Raises:
             StateError: the state is of another seed, sampler, dataset or global batch. It names the field, both values,

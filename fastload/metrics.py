@@ -55,12 +55,14 @@ class Metrics:
         grouped = dist.is_available() and dist.is_initialized()
         rank, alone = dist.get_rank() if grouped else 0, not grouped or dist.get_world_size() == 1
         found = {name: one for name, ref in self._loaders.items() if (one := ref()) is not None}
+        # Of one time, so that the figures belong together.
+        stats = {name: (one.stats(), one.stats(total=True)) for name, one in found.items()}
         for metric, (field, text) in _METRICS.items():
             total = not metric.endswith("_ratio")
             kind = self._kinds.CounterMetricFamily if total else self._kinds.GaugeMetricFamily
             family = kind(f"fastload_{metric}", text, labels=_LABELS)
-            for name, loader in found.items():
-                family.add_metric((str(rank), name), getattr(loader.stats(total=total), field))
+            for name, now in stats.items():
+                family.add_metric((str(rank), name), getattr(now[total], field))
             yield family
         slow = self._kinds.GaugeMetricFamily("fastload_slow_rank_seconds", _SLOW, labels=_LABELS)
         for name, loader in () if rank or alone else found.items():

@@ -177,8 +177,8 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
     found = [(state.rank, state.world_size, state.epoch, len(state.lanes)) for state in states]
     if found != [(k, ranks, first.epoch, workers) for k in range(ranks)]:
         raise StateError(
-            f"rank: a stream resumes with other ranks from the states of all {ranks} ranks, which they saved after the "
-            f"same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
+            f"rank: a stream resumes with other ranks or workers from the states of all {ranks} ranks, saved after "
+            f"the same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
         )
     if (ranks, workers) == (ours.world_size, len(ours.lanes)):
         return replace(states[int(ours.rank)], workers=ours.workers)

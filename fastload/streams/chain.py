@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
 from fastload.errors import StateError
-from fastload.streams.passes import Element, Keys, Mark, Pass, Place, Reading, folded
+from fastload.streams.passes import Draws, Element, Mark, Pass, Place, Reading, folded
 
 
 class Stream(IterableDataset[Any]):
@@ -148,7 +148,7 @@ class Mapped(Stream):
 class _MappedPass(Pass):
     def __init__(self, stream: Mapped, up: Pass, place: Place) -> None:
         self._up, self._function, self._keeps = up, stream.function, stream.keeps
-        self._keys = Keys(stream, place)
+        self._draws = Draws(stream, place)
 
     def mark(self) -> Mark:
         """See `Pass`."""
@@ -157,7 +157,7 @@ class _MappedPass(Pass):
     def __next__(self) -> Element:
         while True:
             key, sample = next(self._up)
-            result = self._keys.call(self._function, key, sample)
+            result = self._draws.call(self._function, key, sample)
             if not self._keeps:
                 return key, result
             if result:
@@ -171,7 +171,7 @@ class Blocks(Stream):
     """A stream that takes `size` samples of another, makes others of them, and gives these before it takes more.
 
     So where it is follows from where it took the present block, and how many of it were given. To resume, it takes the
-    block again. While it gives one block it takes the next, evenly, so that no step waits for a whole block.
+    block again. While it gives one block it takes the next, evenly: only the first step waits for a whole block.
     """
 
     def __init__(self, up: Stream, size: int) -> None:
@@ -191,8 +191,8 @@ class Blocks(Stream):
         """See `Stream`. The mark has each block that was begun, where the next begins, and what has failed in that.
 
         A block is [start, given, what has failed, checksum of its keys]. What has failed are the numbers of samples
-        that were taken before. Where the next begins is None after a block of one sample, which tells: else the marks
-        of nested steps would double with each.
+        that were taken before. Where the next begins is None after a block of one sample: it follows from the block's
+        own start. If both were saved, marks of nested steps would double with each.
         """
         return _BlocksPass(self, self.ups[0], place, *(mark or ((), None, ())))
 
@@ -231,8 +231,10 @@ class _BlocksPass(Pass):
     ) -> None:
         self._stream, self._below, self._place = stream, up, place
         self._begun = deque(begun)  # blocks that another pass had begun
-        self._on_way = after is None and bool(self._begun)  # the first of these comes next in `_up`
-        self._up = up.open(place, self._begun[0][0] if self._on_way else after)
+        self._first_is_next = after is None and bool(
+            self._begun
+        )  # the first of these comes next in `_up`
+        self._up = up.open(place, self._begun[0][0] if self._first_is_next else after)
         self._present: list[Any] = []  # the present block, as in the mark. Empty: there is none
         self._given = 0
         self._is_own = False  # whether it came out of `_up`
@@ -251,8 +253,8 @@ class _BlocksPass(Pass):
             blocks.insert(0, [start, self._given, failed, check])
         if self._next[0]:
             return [blocks, self._after, [*self._failed]]
-        told = self._on_way or (self._present and self._is_own and self._stream.size == 1)
-        return [blocks, None if told else self._up.mark(), [*self._known]]
+        follows = self._first_is_next or (self._present and self._is_own and self._stream.size == 1)
+        return [blocks, None if follows else self._up.mark(), [*self._known]]
 
     def __next__(self) -> Element:
         while True:
@@ -291,8 +293,8 @@ class _BlocksPass(Pass):
         block: Block = [], []
         error: Exception | None = None
         try:
-            up = self._up if self._on_way else self._below.open(self._place, start)
-            self._is_own, self._on_way = self._on_way, False
+            up = self._up if self._first_is_next else self._below.open(self._place, start)
+            self._is_own, self._first_is_next = self._first_is_next, False
             _fill(up, self._stream.size, block, [*failed])
         except Exception as raised:
             error = raised
@@ -342,7 +344,7 @@ def _move(elements: Iterator[Element], count: int, block: Block) -> None:
 
 
 def _checksum(block: Block) -> int:
-    return sum(block[0]) & 0xFFFF_FFFF
+    return sum(map(folded, block[0])) & 0xFFFF_FFFF
 
 
 class FlatMapped(Blocks):
@@ -354,7 +356,7 @@ class FlatMapped(Blocks):
 
     def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
         """See `Blocks`."""
-        base, draws = folded(keys[0]), Keys(self, place)
+        base, draws = folded(keys[0]), Draws(self, place)
         results = draws.each(draws.call(self.function, keys[0], samples[0]), base)
         return ((base ^ k, result) for k, result in enumerate(results))
 

@@ -23,7 +23,8 @@ class EvenSteps:
         loader: this rank's.
         ends: "drop" ends when the first rank has no batch left. "pad" ends when the last has none: the others then give
             the latest batches again.
-        group: a process group of torch, on which nothing else may run meanwhile. None: the default one.
+        group: a process group of torch. None: the default one. The loop's thread calls `all_reduce` on it between
+            steps, so all ranks must make their own collective calls in one order.
         every: number of steps.
 
     """

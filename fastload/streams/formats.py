@@ -84,7 +84,7 @@ class Parquet(_Whole):
     seeks = True
 
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
-        """See `Format`. It reads one row group after another, and of the first only what is needed."""
+        """See `Format`. It reads one row group after another, and and makes Python objects from `start` on."""
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(path, memory_map=True) as file:

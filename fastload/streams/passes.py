@@ -41,7 +41,7 @@ class Place(NamedTuple):
     """Which of the sources of mixtures it is in."""
 
 
-class Keys:
+class Draws:
     """The random streams of a step's samples in an epoch, by their keys."""
 
     def __init__(self, step: Any, place: Place) -> None:

@@ -16,7 +16,7 @@ from fastload._kit.integers import integer
 from fastload._kit.user_errors import annotate
 from fastload.streams.chain import Stream
 from fastload.streams.formats import Format, Record, format_of
-from fastload.streams.passes import Element, Keys, Mark, Pass, Place
+from fastload.streams.passes import Draws, Element, Mark, Pass, Place
 
 
 class Shards(Stream):
@@ -28,8 +28,8 @@ class Shards(Stream):
 
     Args:
         paths: names of the files, the same on all ranks and in the same order. Or what `read` opens.
-        read: "jsonl", "parquet", "arrow", "tar", or a function that returns an iterator over a shard. None: the
-            ending of the first path says which.
+        read: "jsonl", "jsonl.gz", "parquet", "arrow", "tar", or a function that returns an iterator over a shard.
+            None: the ending of the first path says which.
         shuffle: whether the order of the shards depends on the epoch. If not, it is that of `paths`.
         seed: makes that order.
         rank, world_size: those of this process. None: of torch.distributed if it is initialised, else 0 and 1.
@@ -150,7 +150,7 @@ class _ShardsPass(Pass):
         self._stream, self._share = stream, share
         self._item, self._position = item, position
         self._items, self._order = stream.items(share), stream.order(place.epoch)
-        self._shard, self._draws = 0, Keys(stream, place)
+        self._shard, self._draws = 0, Draws(stream, place)
         self._records: Iterator[Record] | None = None  # of the present item
 
     def mark(self) -> Mark:
@@ -197,6 +197,8 @@ def rank_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return the rank and the number of ranks: those given, or those of torch.distributed."""
     import torch.distributed as dist
 
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"give rank and world_size both or neither, got {rank=} and {world_size=}")
     if rank is None and dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     ours = rank or 0, world_size or 1

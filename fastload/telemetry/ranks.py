@@ -27,7 +27,7 @@ _ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class RankStats:
-    """What one rank said last of its loader. Figures are those of its latest seconds.
+    """What one rank said last of its loader. Rate, wait and cause are those of its latest seconds.
 
     Examples:
         >>> loader.stats(ranks=True).ranks[0].rank
@@ -135,8 +135,8 @@ class Ranks:
                 f"The most exposed wait is that of rank {most.rank}: {percent(most.wait_share)} of its time."
             )
         found += [
-            f"Rank {one.rank} is silent since {duration(one.heard_s)}, in batch {one.batches} of epoch {one.epoch}: it "
-            "has ended, was killed, or hangs."
+            f"Rank {one.rank} has been silent for {duration(one.heard_s)}, in batch {one.batches} of epoch "
+            f"{one.epoch}: it has ended, was killed, or hangs."
             for one in self.silent
         ]
         if self.unheard and not self.note:

@@ -130,7 +130,7 @@ def _missing(code: str, folder: Path) -> dict[str, Any]:
         texts = [torch.arange(50 + index % 600) for index in range(3000)]
         pad = partial(torch.nn.utils.rnn.pad_sequence, batch_first=True)
         sources = texts if "Packed(" in code else [text[:50] for text in texts]
-        return {"texts": texts, "code": sources, "web": sources, "pad": pad}
+        return {"texts": texts, "code": sources, "web": sources, "manual": sources, "pad": pad}
     if "trainer.fit" in code:
         return _lightning()
     if "datasets." in code:

@@ -79,7 +79,7 @@ def test_a_rank_that_is_not_heard_is_named_and_not_judged() -> None:
     assert found.slowest is None
     assert found.silent == (gone,)
     assert found.unheard == (3,)
-    assert "Rank 1 is silent since 30.0 s, in batch 17 of epoch 2" in str(found)
+    assert "Rank 1 has been silent for 30.0 s, in batch 17 of epoch 2" in str(found)
     assert "Not heard of Numbers yet: rank 3." in str(found)
 
 
@@ -256,7 +256,7 @@ def test_a_rank_that_hangs_was_killed_or_says_nothing_is_named() -> None:
         assert (found["unheard"], found["note"]) == ([2], "")
         reads.send_signal(signal.SIGSTOP)
         found = until(asks, lambda one: one["silent"] == [1])
-        assert "Rank 1 is silent since" in found["said"]
+        assert "Rank 1 has been silent for" in found["said"]
         reads.send_signal(signal.SIGCONT)
         until(asks, lambda one: not one["silent"])
         reads.kill()
