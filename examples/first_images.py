@@ -3,8 +3,8 @@
     python examples/first_images.py
     torchrun --nproc-per-node 2 examples/first_images.py --folder two-ranks
 
-It reads IMAGES/train/CLASS/*.jpg and IMAGES/test/CLASS/*.jpg, and draws some first if there is no such folder. If it
-is stopped, at any moment, the same command resumes from the last checkpoint.
+It reads IMAGES/train/CLASS/*.jpg and IMAGES/test/CLASS/*.jpg, and draws some into the folder shapes if you name none. If
+it is stopped, at any moment, the same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from fastload.image import RandomResizedCrop, ResizeCenterCrop, normalize_on
 
 SIZE = 64  # pixels of a side, as the network sees an image
 GLOBAL_BATCH = 32  # images of all ranks in a step
+DRAWN = Path("shapes")
 SHAPES = {  # corners and colour
     "circles": (60, (200, 60, 60)),
     "hexagons": (6, (60, 170, 80)),
@@ -60,7 +61,7 @@ def network(classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
 
 
-def over_ranks(value: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(value: torch.Tensor) -> torch.Tensor:
     """Return the sum of a tensor over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(value)
@@ -70,7 +71,9 @@ def over_ranks(value: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     """Train from the last checkpoint on, if there is one, and test after each epoch."""
     parser = argparse.ArgumentParser(description="A first training on images.")
-    parser.add_argument("--images", type=Path, default=Path("shapes"), help="default shapes")
+    parser.add_argument(
+        "--images", type=Path, default=DRAWN, help="default shapes, drawn if missing"
+    )
     parser.add_argument("--folder", type=Path, default=Path("run"), help="of the run; default run")
     parser.add_argument("--epochs", type=int, default=6, help="default 6")
     parser.add_argument("--save-every", type=int, default=10, help="steps; default 10")
@@ -79,9 +82,9 @@ def main() -> None:
     here = distributed.init()  # under torchrun, mpiexec or srun; alone it is rank 0 of 1
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     args.folder.mkdir(parents=True, exist_ok=True)
-    if here.rank == 0 and not args.images.exists():
-        draw(args.images)
-    over_ranks(torch.zeros(1))  # so the others wait for the images
+    if here.rank == 0 and args.images == DRAWN and not DRAWN.exists():
+        draw(DRAWN)
+    sum_over_ranks(torch.zeros(1))  # so the others wait for the images
 
     train_set = ImageFolder(
         args.images / "train", transform=RandomResizedCrop(SIZE, scale=(0.4, 1.0), flip=0.5)
@@ -121,7 +124,7 @@ def main() -> None:
             loss = nn.functional.cross_entropy(parallel(images), labels.to(device))
             loss.backward()
             optimizer.step()
-            losses.append(over_ranks(loss.detach() / here.world_size).item())
+            losses.append(sum_over_ranks(loss.detach() / here.world_size).item())
             step, last = len(losses), args.epochs * len(loader)
             if here.rank == 0 and (step % args.save_every == 0 or step == last):
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -133,7 +136,7 @@ def main() -> None:
         with torch.inference_mode():
             for images, labels in test_loader:
                 right += (model(normalize(images.to(device))).argmax(1) == labels.to(device)).sum()
-        accuracy = over_ranks(right).item() / len(test_set)
+        accuracy = sum_over_ranks(right).item() / len(test_set)
         if here.rank == 0:
             print(f"epoch {epoch}: step {len(losses)}, loss {losses[-1]:.4f}, test {accuracy:.1%}")
     if here.rank == 0:

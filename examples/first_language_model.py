@@ -69,7 +69,7 @@ class GPT(nn.Module):
         return self.head(self.blocks(self.tokens(tokens) + self.positions(positions), hidden))
 
 
-def over_ranks(value: Tensor) -> Tensor:
+def sum_over_ranks(value: Tensor) -> Tensor:
     """Return the sum of a tensor over all ranks."""
     if dist.is_initialized():
         dist.all_reduce(value)
@@ -91,7 +91,7 @@ def main() -> None:
     if here.rank == 0 and not vocabulary.exists():
         tokenizer_for(sources).save(f"{vocabulary}.partial")
         os.replace(f"{vocabulary}.partial", vocabulary)
-    over_ranks(torch.zeros(1))  # so the others wait for the tokenizer
+    sum_over_ranks(torch.zeros(1))  # so the others wait for the tokenizer
 
     encode = Tokenizer.from_file(str(vocabulary)).encode
     rows = {
@@ -126,13 +126,13 @@ def main() -> None:
         tokens, segments = batch["tokens"], batch["segments"]
         follows = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)  # in the same text
         targets = torch.where(follows, tokens[:, 1:], -100)
-        count = over_ranks(follows.sum())  # ranks may have different numbers of targets
+        count = sum_over_ranks(follows.sum())  # ranks may have different numbers of targets
         logits = parallel(tokens, batch["positions"], segments)[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / count
         optimizer.zero_grad()
         (loss * here.world_size).backward()  # DistributedDataParallel takes the mean over ranks
         optimizer.step()
-        losses.append(over_ranks(loss.detach()).item())
+        losses.append(sum_over_ranks(loss.detach()).item())
         step = len(losses)
         if here.rank == 0 and (step % args.save_every == 0 or step == args.steps):
             print(f"step {step}: loss {losses[-1]:.4f}")
