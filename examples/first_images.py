@@ -3,8 +3,8 @@
     python examples/first_images.py
     torchrun --nproc-per-node 2 examples/first_images.py --folder two-ranks
 
-It reads IMAGES/train/CLASS/*.jpg and IMAGES/test/CLASS/*.jpg, and draws some into the folder shapes if you name none. If
-it is stopped, at any moment, the same command resumes from the last checkpoint.
+It reads IMAGES/train/CLASS/*.jpg and IMAGES/test/CLASS/*.jpg, and draws some into the folder shapes if you name none.
+If it is stopped, at any moment, the same command resumes from the last checkpoint.
 """
 
 from __future__ import annotations
