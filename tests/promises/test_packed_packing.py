@@ -348,5 +348,5 @@ def test_the_commands_pack_verify_and_inspect(listed: Path, tmp_path: Path) -> N
     result = call("set", "verify", path, "--workers", "0")
     assert result.exit_code == 1
     assert "record 0 (dog/0.png): the payload has checksum" in result.output
-    assert "1 parts or records are damaged" in result.output
+    assert "1 part or record is damaged" in result.output
     assert verify(path).bad == [result.output.splitlines()[0]]
