@@ -255,7 +255,7 @@ def test_parquet_rows_become_objects_a_thousand_at_a_time(tmp_path: Path) -> Non
     ("make", "message"),
     [
         (lambda: Shards("abc", own), "paths must be a sequence"),  # type: ignore[arg-type]
-        (lambda: Shards(["a"], own, rank=3), "rank must be from 0"),
+        (lambda: Shards(["a"], own, rank=3), "both or neither"),
         (lambda: Shards(["a"], own, rank=2, world_size=2), "rank must be from 0"),
         (lambda: Mixed([], []), "at least one stream"),
         (lambda: Mixed([Shards(["a"], own)], [0]), "not all 0"),
