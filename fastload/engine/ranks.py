@@ -179,6 +179,12 @@ def watch_of(loader: Any) -> Watch | None:
 
 def of_ranks(loader: Any) -> Ranks:
     """Return what all ranks said last of a loader."""
+    if (
+        loader.stats().epoch < 0
+    ):  # or it would have its name before others that begin first, as on other ranks
+        return _only(
+            loader, loader_name(loader, Counter()), 0, 1, "The loader has not begun an epoch."
+        )
     if (watch := watch_of(loader)) is not None:
         return watch.ask(loader)
     note = "There are no other ranks: this process has no process group, is alone in it, or is a fork of a rank."

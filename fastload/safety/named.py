@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import islice
 from sys import modules
@@ -12,10 +14,10 @@ from typing import Any
 
 from fastload.safety.graph import Graph
 from fastload.safety.modules import is_users_module
-from fastload.safety.objects import LEAVES
+from fastload.safety.objects import LEAVES, own_dict
 
-_CODE = FunctionType, ModuleType, type
 _CACHED = type(lru_cache(print))
+_CODE = FunctionType, ModuleType, type, _CACHED
 
 
 def generators_by_name(graph: Graph) -> list[tuple[str, Any]]:
@@ -34,17 +36,25 @@ def _reached(graph: Graph) -> Graph:
     objects = Graph({})
     code: dict[int, Any] = {}  # what was read. It stays alive, so that the ids stay valid
     todo = deque(_code_of(graph, 0, 0))
-    while todo:
-        path, x = todo.popleft()
-        if type(x) in LEAVES or id(x) in code or id(x) in graph.nodes:
+    # Looked at last: what else is named has the path of its name, whether it is cached yet or not.
+    caches: list[Any] = []
+    while todo or caches:
+        if not todo:
+            todo += _results(caches.pop(0))
             continue
-        if issubclass(type(x), _CODE):
-            code[id(x)] = x
-            todo += _held_by(x)
-        else:
-            known = len(objects.nodes), len(objects.code)
-            objects.add(x, path)
-            todo += _code_of(objects, *known)
+        path, x = todo.popleft()
+        with suppress(Exception):  # of a metaclass, or because another thread changes a dict
+            x = _function_of(x)
+            if type(x) in LEAVES or id(x) in code:
+                continue
+            if issubclass(type(x), _CODE):
+                code[id(x)] = x
+                caches += [x] if type(x) is _CACHED else []
+                todo += _held_by(x)
+            elif id(x) not in graph.nodes:
+                known = len(objects.nodes), len(objects.code)
+                objects.add(x, path)
+                todo += _code_of(objects, *known)
     return objects
 
 
@@ -57,15 +67,29 @@ def _code_of(graph: Graph, nodes: int, code: int) -> list[tuple[str, Any]]:
 
 
 def _held_by(x: Any) -> Iterable[tuple[str, Any]]:
-    """Yield what a function, a class or a module holds, and what a function names."""
+    """Yield what a function, a cache, a class or a module holds, and what a function names."""
     if type(x) is FunctionType:
         yield from _held_by_function(x)
-        return
-    is_module = issubclass(type(x), ModuleType)
-    for owner in (x,) if is_module else x.__mro__:
-        if is_users_module(str(owner.__name__ if is_module else owner.__module__)):
-            for name, value in vars(owner).copy().items():
-                yield f"{_name(owner)}.{name}", _function_of(value)
+    elif type(x) is _CACHED:
+        yield "", x.__wrapped__
+    elif issubclass(type(x), ModuleType):
+        # Not by its attributes: a lazy module would load.
+        variables = own_dict(x).copy()
+        if is_users_module(name := str(variables.get("__name__"))):
+            yield from ((f"{_main(name)}.{key}", value) for key, value in variables.items())
+    else:
+        for owner in x.__mro__:
+            if is_users_module(str(owner.__module__)):
+                for name, value in vars(owner).copy().items():
+                    yield f"{_name(owner)}.{name}", value
+
+
+def _results(cached: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a cache holds: in a dict or, with a limit, beside it."""
+    path = f"{_name(cached.__wrapped__)}()"
+    for held in gc.get_referents(cached):
+        values = held.copy().values() if type(held) is dict else (held,)
+        yield from ((path, value) for value in values)
 
 
 def _held_by_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -88,9 +112,9 @@ def _named(
     for name in names:
         value = variables.get(name)
         if value is None:  # the function may import it
-            value = modules.get(name) or modules.get(f"{package}.{name}")
+            value = modules.get(name) or _imported(package, name)
         if type(value) is not ModuleType:
-            yield f"{of}.{name}", _function_of(value)
+            yield f"{of}.{name}", value
         elif is_users_module(value.__name__) and id(vars(value)) not in seen:
             yield from _named(vars(value), names, seen)
 
@@ -100,18 +124,23 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+def _imported(package: Any, name: str) -> Any:
+    """Return the module that a function of a package may import as `from .name`, `from ..name`, ..."""
+    while package:
+        if (found := modules.get(f"{package}.{name}")) is not None:
+            return found
+        package = str(package).rpartition(".")[0]
+    return None
+
+
 def _function_of(x: Any) -> Any:
-    """Return the function behind a method, a property or a cache, or `x` itself."""
-    if type(x) is property:
-        return x.fget
-    if type(x) is _CACHED:
-        return x.__wrapped__
-    return x.__func__ if type(x) in (staticmethod, classmethod) else x
+    """Return the function behind a method or property, or `x` itself."""
+    while type(x) in (property, staticmethod, classmethod):
+        x = x.fget if type(x) is property else x.__func__
+    return x
 
 
 def _name(x: Any) -> str:
-    if issubclass(type(x), ModuleType):
-        return _main(x.__name__)
     return f"{_main(x.__module__)}.{x.__qualname__}"
 
 

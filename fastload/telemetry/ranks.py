@@ -80,7 +80,7 @@ class Ranks:
     @property
     def slowest(self) -> RankStats | None:
         """The rank that the others wait for, or that has fallen behind. None: they are much alike, or one is alone."""
-        heard = [one for one in self.ranks if not one.silent]
+        heard = [one for one in self.ranks if not one.silent and one.batches]
         if len(heard) < 2:
             return None
         last = min(heard, key=lambda one: one.batches_per_s)

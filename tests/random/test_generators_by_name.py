@@ -154,6 +154,41 @@ def cached() -> Draws:
     return OBJECT
 
 
+@functools.lru_cache
+def made_once() -> Draws:
+    return Draws()
+
+
+made_once()
+
+
+class OfACachesResult(Samples):
+    def draw(self) -> list[float]:
+        return made_once()()
+
+
+class Unhashable(type):
+    def __eq__(cls, other: object) -> bool:
+        return cls is other
+
+
+class Odd(metaclass=Unhashable):
+    pass
+
+
+ODD = Odd()
+
+
+class BesideOddObjects(Samples):
+    @property
+    @functools.cache  # noqa: B019
+    def drawn(self) -> Draws:
+        return OBJECT
+
+    def draw(self) -> list[float]:
+        return self.drawn() if ODD else []
+
+
 class OfACache(Samples):
     def draw(self) -> list[float]:
         return cached()()
@@ -185,6 +220,43 @@ class OfANoGrad(Samples):
         return OBJECT()
 
 
+def by_name(_: Any = None) -> list[float]:
+    return OBJECT()
+
+
+def by_default(_: Any = None, held: Draws = OBJECT) -> list[float]:
+    return held()
+
+
+class Bound:
+    def drawn(self, _: Any = None) -> list[float]:
+        return OBJECT()
+
+
+class OfTransforms(Samples):
+    """Has functions in attributes, in all the ways in which transforms are passed."""
+
+    def __init__(self) -> None:
+        self.transforms: Any = [by_name, by_default, lambda _: OBJECT(), Bound().drawn]
+        self.transforms += [functools.partial(by_name), {"a": by_name}["a"], Compose([by_name])]
+
+    def draw(self) -> list[float]:
+        drawn = [number for transform in self.transforms for number in transform(None)]
+        return [sum(drawn[k::3]) for k in range(3)]
+
+
+class Compose:
+    """As that of torchvision."""
+
+    def __init__(self, transforms: list[Any]) -> None:
+        self.transforms = transforms
+
+    def __call__(self, x: Any) -> Any:
+        for transform in self.transforms:
+            x = transform(x)
+        return x
+
+
 class OfABase(OfAClass):
     def draw(self) -> list[float]:
         return super().draw()
@@ -193,6 +265,7 @@ class OfABase(OfAClass):
 MAKES: list[Callable[[], Dataset[Any]]] = [
     *(Samples, OfAList, OfADict, OfSlots, OfAClass, OfAMethod, OfADecorator, OfAFactory),
     *(OfAProperty, OfACache, OfAClassInAnAttribute, OfANoGrad, OfABase),
+    *(OfTransforms, OfACachesResult, BesideOddObjects),
     *(OfAModuleOfItsOwn, OfAModulesModule),
     of_a_closure,
 ]
