@@ -25,9 +25,7 @@ def read_list(
     known = None if classes is None else set(classes)
     joined: dict[bytes, bytes] = {}
     for line, path in _read_lines(file_list, "file list"):
-        if (
-            not joined
-        ):  # of the first line alone: looking for every file would take a system call each
+        if not joined:  # the first line alone: each look for a file is a system call
             _refuse_label(f"{file_list}, line {line}", base, path)
         cut = path.rfind(b"/") + 1
         directory = path[:cut]
@@ -48,7 +46,7 @@ def read_list(
 
 
 def _refuse_label(where: str, base: bytes, path: bytes) -> None:
-    """Raise FileListError if a path of no file is one of a file with a label behind it, as other tools write."""
+    """Raise FileListError if a line has a path and a label, as the lists of other tools do."""
     found = re.fullmatch(rb"(.+?)[\s,;]+([^\s,;/]+)", path)
     if found and not os.path.exists(os.path.join(base, path)):
         file, label = map(os.fsdecode, found.groups())

@@ -21,7 +21,7 @@ class RowIndex:
         self._ids: Ids = np.empty(16, np.int64)
         self._count = 0
         self._cells: Ids = np.full(64, -1, np.int64)  # a position, or -1
-        # Its multiples spread neighbouring ids. Nobody knows it, so no client can choose ids that want one cell.
+        # It spreads neighbouring ids. It is secret, so that no client can choose ids that all fall on one cell.
         self._factor = np.uint64(secrets.randbits(64) | 1)
 
     def __len__(self) -> int:

@@ -134,7 +134,7 @@ def _imported(package: Any, name: str) -> Any:
 
 
 def _function_of(x: Any) -> Any:
-    """Return the function behind a method or property, or `x` itself."""
+    """Return the function of a method or property, or `x` itself."""
     while type(x) in (property, staticmethod, classmethod):
         x = x.fget if type(x) is property else x.__func__
     return x

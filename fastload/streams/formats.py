@@ -25,7 +25,7 @@ class Format(Protocol):
         """Yield the samples of a shard whose positions are at least `start` and less than `stop`."""
 
     def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
-        """Return start and stop of one of so many parts of a shard."""
+        """Return the positions where part number `part` of `parts` begins and ends."""
 
     def sample(self, record: Any) -> Any:
         """Return the sample. If that raises, the next one can be read."""

@@ -19,8 +19,9 @@ SILENT_S = 8.0
 """A rank that speaks every two seconds and misses four in a row is silent."""
 
 SLOWER, BEHIND_S = 0.8, 4.0
-"""Share of the others' rate, and seconds of it. Ranks that wait for one another have one rate, but for a hiccup that
-only some have counted yet: those are not behind by more than two times that they speak."""
+"""A rank is slow if its rate is below this share of the others', and it lacks as many batches as they read in these
+seconds. Ranks that wait for one another have the same rate, but each reports every two seconds: one that has not yet
+reported a short pause may seem ahead of the others by two reports at most."""
 
 _ROWS = 8
 
@@ -79,7 +80,7 @@ class Ranks:
 
     @property
     def slowest(self) -> RankStats | None:
-        """The rank that the others wait for, or that has fallen behind. None: they are much alike, or one is alone."""
+        """The rank that the others wait for, or that has read fewer batches. None: all are alike, or one is alone."""
         heard = [one for one in self.ranks if not one.silent and one.batches]
         if len(heard) < 2:
             return None

@@ -89,7 +89,7 @@ class Recipe(OnDevice, LoopOptions, ImageList):
     warm-up step."""
     metrics_port: opt.Port | None = None
     """Serve metrics for Prometheus to this machine, at this port for the first rank of a node, and the next ones for
-    its others. Needs pip install '.[prometheus]' in the clone. [default: none]"""
+    its others. Needs the extra `prometheus`. [default: none]"""
     scalars: bool = False
     """Write TensorBoard scalars into the run's folder in --logdir. Needs the extra `tensorboard`."""
 

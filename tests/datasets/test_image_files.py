@@ -205,17 +205,17 @@ def test_a_path_without_a_parent_directory_is_named_with_its_line(tree: Path, li
     assert str(caught.value).startswith(f"{file_list}, line 4: {line!r} has no parent directory")
 
 
-@pytest.mark.parametrize("behind", [" 3", "\tcat", ",0", ", 0.5"])
-def test_a_label_behind_a_path_is_named_with_the_format_that_is_expected(
-    tree: Path, behind: str
+@pytest.mark.parametrize("ending", [" 3", "\tcat", ",0", ", 0.5"])
+def test_a_label_after_a_path_is_named_with_the_format_that_is_expected(
+    tree: Path, ending: str
 ) -> None:
-    file_list = write_list(tree / "list.txt", [path + behind for path in LISTED])
+    file_list = write_list(tree / "list.txt", [path + ending for path in LISTED])
     with pytest.raises(FileListError) as caught:
         ImageFileList(file_list)
-    label = behind.strip(", \t")
+    label = ending.strip(", \t")
     assert f"list.txt, line 1: found {LISTED[0]!r} and the label {label!r}" in str(caught.value)
     assert "Expected one path a line" in str(caught.value)
-    named_so = tree / (LISTED[0] + behind)
+    named_so = tree / (LISTED[0] + ending)
     (tree / LISTED[0]).rename(named_so)
     assert ImageFileList(file_list).locate(0) == str(named_so), "a file may be named so"
 
