@@ -28,8 +28,14 @@ def from_hub(dataset: Any, **options: Any) -> Shards:
         options: `shuffle`, `seed`, `rank` and `world_size` of `Shards`.
 
     Raises:
-        ValueError: the dataset shuffles by a buffer.
+        TypeError: the dataset is no stream.
+        ValueError: it shuffles by a buffer.
     """
+    if not hasattr(dataset, "num_shards"):
+        raise TypeError(
+            f"from_hub takes an IterableDataset, got a {type(dataset).__name__}. Of a Dataset, "
+            "`to_iterable_dataset(num_shards=64)` makes one"
+        )
     if hub_streams.shuffles(hub_streams.streams(dataset)):
         raise ValueError(
             "from_hub takes a dataset without .shuffle(). Shuffle the stream: from_hub(dataset).shuffle(10_000)"

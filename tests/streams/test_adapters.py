@@ -66,11 +66,13 @@ def test_hub(workers: int) -> None:
         assert Counter([*found, *ids(others)]) == Counter(first)
 
 
-def test_hub_refuses_a_buffer_of_its_own() -> None:
+def test_hub_refuses_a_buffer_of_its_own_and_what_is_no_stream() -> None:
     datasets = pytest.importorskip("datasets")
     of = datasets.IterableDataset.from_generator(numbers, gen_kwargs={"files": [1, 2]})
     with pytest.raises(ValueError, match=r"from_hub\(dataset\)\.shuffle"):
         from_hub(of.shuffle(seed=1, buffer_size=10))
+    with pytest.raises(TypeError, match="to_iterable_dataset"):
+        from_hub(datasets.Dataset.from_dict({"id": [1]}))
 
 
 def odd_upper(pair: tuple[str, int]) -> tuple[str, int]:
