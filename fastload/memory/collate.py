@@ -86,6 +86,8 @@ def data_bytes(data: Any) -> int:
     while todo:
         part = todo.pop()
         kind = type(part)
+        if kind in _PLAIN:
+            continue
         if kind in _DICTS:
             parts = part.values()
         elif kind in (list, tuple) or (issubclass(kind, tuple) and hasattr(kind, "_fields")):
@@ -102,6 +104,7 @@ def data_bytes(data: Any) -> int:
 
 
 _DICTS = (dict, OrderedDict, defaultdict)
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 def in_channels_last(batch: Any) -> Any:

@@ -7,6 +7,7 @@ workers. So may the samples, if the dataset calls `get_worker_info()`.
 from __future__ import annotations
 
 import copy
+import warnings
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -171,6 +172,12 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
     for lane in first.lanes:
         if lane["state"] is not None:
             dataset.check(lane["state"])
+    if any(lane["state"].get("approximate") for lane in first.lanes if lane["state"]):
+        warnings.warn(
+            "fastload: the state is approximate, because a generator of .apply() held samples that no state has: those "
+            "are lost. Give what it returns state_dict() and load_state_dict(state), or .apply() a size",
+            stacklevel=4,  # the caller of `load_state_dict`
+        )
     if len(states) == 1 and (ranks, workers) == (ours.world_size, len(ours.lanes)):
         return replace(first, workers=ours.workers)
     states = sorted(states, key=lambda state: state.rank)

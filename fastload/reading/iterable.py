@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from inspect import GEN_CLOSED, getgeneratorstate, isgenerator
 from itertools import islice
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from fastload.settings import Settings
 
 _FIRST = 8
 """How many samples of a pass are in its checksum. A difference that begins later is not noticed."""
+_RUN_SECONDS = 0.001
+"""How long the samples of a stream that are taken at once should last, so that a dropped batch is left soon."""
 _PARTS, _ELEMENTS = 256, 1 << 16
 """How many parts of a sample are, and elements of a tensor or array."""
 
@@ -86,22 +89,25 @@ class Lanes(Source):
         batch.indices = range(lane.samples, lane.samples + self._batch_size)
         batch.builder = builder = list_builder(self._batch_size)
         while batch.size < self._batch_size and not (lane.ended or batch.failed or batch.dropped):
-            k = batch.size
-            reader.stream.move(batch, k)
+            reader.stream.move(batch, batch.size)
+            samples: list[Any] = []
+            error = None
             try:
-                sample = lane.take()
+                lane.take(samples, self._batch_size - batch.size)
             except BaseException as exc:
-                if lane.is_untried and isinstance(exc, Exception):
-                    lane.drop_state(exc)
-                    self._begin(batch, lane, reader)
-                    self._take(batch, lane, reader)
-                    return
-                batch.size += 1
-                self._lane_failed(batch, k, lane, exc)
-            else:
-                if not lane.ended:
-                    batch.size += 1
-                    builder.put(k, sample)
+                error = exc
+            for k, sample in enumerate(samples, batch.size):
+                builder.put(k, sample)
+            batch.size += len(samples)
+            if error is None:
+                continue
+            if lane.is_untried and isinstance(error, Exception):
+                lane.drop_state(error)
+                self._begin(batch, lane, reader)
+                self._take(batch, lane, reader)
+                return
+            batch.size += 1
+            self._lane_failed(batch, batch.size - 1, lane, error)
         builder.shorten(batch.size)
 
     def _lane_failed(self, batch: LaneBatch, k: int, lane: Lane, exc: BaseException) -> None:
@@ -124,6 +130,7 @@ class Lane:
         self._exact = exact  # its samples draw from streams of their own
         self.samples = 0  # taken, including those that raised
         self.ended = False
+        self._run = 1  # how many samples of an exact stream are taken at once
         self._seen = 0  # the checksum of the first samples
         self._iterator: Iterator[Any] = iter(())
         self._keeper: Any = None  # the dataset or its iterator, if one keeps a state
@@ -185,7 +192,7 @@ class Lane:
                 break
             stream.move(batch, k)
             try:
-                self.take()
+                self.take([], 1)
             except BaseException as exc:
                 contained(exc)  # re-raises Ctrl-C; any other error was delivered before
         if (self.samples, self._seen) != (saved["samples"], saved["seen"]):
@@ -201,22 +208,34 @@ class Lane:
         self._fault = f"cannot load its saved state ({type(exc).__name__}: {shown(exc, str):.100})"
         self.samples, self._seen, self.is_untried = 0, 0, False
 
-    def take(self) -> Any:
-        """Return the next sample. After the last one, set `ended` and return None."""
+    def take(self, samples: list[Any], count: int) -> None:
+        """Append the next sample, or of an exact stream up to `count`. After the last one, set `ended`."""
+        before = len(samples)
         try:
-            sample = next(self._iterator)
+            if self._exact:
+                self._take_several(samples, count)
+            else:
+                samples.append(next(self._iterator))
         except StopIteration:
             self.ended = True
             hub_streams.take_back(self.dataset, self._streams)
-            return None
         except BaseException:
             self.samples += 1
             raise
-        if self.samples < _FIRST:
-            self._seen = checksum(sample, self._seen)
-        self.samples += 1
+        finally:
+            for sample in samples[before : before + max(0, _FIRST - self.samples)]:
+                self._seen = checksum(sample, self._seen)
+            self.samples += len(samples) - before
         self.is_untried = False
-        return sample
+
+    def _take_several(self, samples: list[Any], count: int) -> None:
+        """Append some samples. Raise StopIteration after the last one."""
+        began, count = perf_counter(), min(count, self._run)
+        wanted = len(samples) + count
+        self._iterator.take(samples, count)  # type: ignore[attr-defined]
+        self._run = max(self._run, 2 * count) if perf_counter() - began < _RUN_SECONDS else 1
+        if len(samples) < wanted:
+            raise StopIteration
 
     def is_dead(self) -> bool:
         """Return whether the iterator is a generator that has ended."""
@@ -227,7 +246,9 @@ class Lane:
         state = None
         if self._keeper is not None:
             try:
-                state = copy.deepcopy(self._keeper.state_dict())  # the dataset may change its own
+                state = self._keeper.state_dict()
+                if not self._exact:
+                    state = copy.deepcopy(state)  # the dataset may change its own
             except BaseException as exc:
                 return contained(exc)
         draws = {} if state is None or self._exact else stream.pass_state()

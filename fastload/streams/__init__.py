@@ -1,6 +1,8 @@
 """Streams that resume exactly: shards in an order that depends on seed and epoch, and steps over their samples.
 
-    chain         a stream, its steps, and where it is
+    chain         a stream, and the steps that hold no samples
+    blocks        steps that hold samples, a block at a time
+    applied       a step that a generator of the user's takes
     passes        one reader's way through an epoch, and the keys of samples
     shards        the source: shards of files, dealt to readers
     formats       how a shard is read from any of its samples on
@@ -14,7 +16,8 @@ mark at which it held none, and how many it has given since. So a state holds no
 again what a step held.
 """
 
-from fastload.streams.chain import Shuffled, Stream
+from fastload.streams.blocks import Shuffled
+from fastload.streams.chain import Stream
 from fastload.streams.even import EvenSteps
 from fastload.streams.mixed import Mixed
 from fastload.streams.packed import PackedStream

@@ -11,13 +11,17 @@ import torch
 import torch.distributed as dist
 
 from fastload._kit.integers import positive
+from fastload.streams.chain import Stream
+from fastload.streams.passes import Place
 
 
 class EvenSteps:
     """The batches of a loader, equally many on all ranks.
 
-    The ranks agree by one number for each `every` steps. So they read as many batches ahead, which memory holds. At
-    first they agree after 1, 2, 4, ... steps, so that training starts at once. All ranks iterate at the same time.
+    If `Shards` has `counts`, and no step of the stream changes the number of samples, each rank computes how many steps
+    all take. Otherwise, and after a resume, the ranks agree by one number for each `every` steps. So they read as many
+    batches ahead, which memory holds. At first they agree after 1, 2, 4, ... steps, so that training starts at once.
+    All ranks iterate at the same time.
 
     Args:
         loader: this rank's.
@@ -41,25 +45,58 @@ class EvenSteps:
         self.loader, self.ends, self.group = loader, ends, group
         self.every = positive("every", every) or 1
         self._state: Any = None
+        self._before: Any = None  # the state before the loader's latest batch, if there is one
 
     def __iter__(self) -> Iterator[Any]:
+        epoch = iter(self.loader)
         self._state = self.loader.state_dict()
-        batches = ((batch, self.loader.state_dict()) for batch in self.loader)
+        counts = _batches_of_ranks(self.loader, self._state)
+        batches = ((batch, self.loader.state_dict()) for batch in epoch)
+        yield from self._as_agreed(batches) if counts is None else self._as_counted(batches, counts)
+        self._state, self._before = {**self.loader.state_dict(), "ended": True}, None
+
+    def _as_counted(self, batches: Iterator[Any], counts: list[int]) -> Iterator[Any]:
+        own = counts[self.loader.dataset.rank]
+        steps = min(counts) if self.ends == "drop" else max(counts)
+        if steps and not min(counts):
+            raise ValueError(_NONE)
+        latest, again = deque[Any](maxlen=self.every), iter(())
+        for k in range(steps):
+            pair = next(batches, None)
+            if (pair is None) is not (k >= own):
+                raise ValueError(_miscounted(own))
+            if pair is not None:
+                latest.append(pair)
+            elif k == own:
+                again = cycle([*latest])
+            yield self._moved_to(pair, again)
+        if steps == own and next(batches, None):
+            raise ValueError(_miscounted(own))
+
+    def _as_agreed(self, batches: Iterator[Any]) -> Iterator[Any]:
         size, latest = 1, deque[Any](maxlen=self.every)
         ahead = list(islice(batches, size))
-        while steps := self._agreed(len(ahead) if ahead or latest else _NOTHING):
+        while steps := self._agreed(len(ahead) if ahead or latest or self._before else _NOTHING):
             size = min(2 * size, self.every)
             present, ahead = ahead, []
-            latest += present
+            latest += present or ([] if latest else self._read_again())
             again = cycle([*latest])
             for k in range(steps):
-                batch, self._state = (
-                    present[k] if k < len(present) else (next(again)[0], self._state)
-                )
-                yield batch
+                yield self._moved_to(present[k] if k < len(present) else None, again)
                 ahead += islice(batches, min(-(-size // steps), size - len(ahead)))
             ahead += islice(batches, size - len(ahead))
-        self._state = {**self.loader.state_dict(), "ended": True}
+
+    def _moved_to(self, pair: tuple[Any, Any] | None, again: Iterator[tuple[Any, Any]]) -> Any:
+        """Return the batch of a pair of batch and state, or if there is none, that of one of `again`."""
+        if pair is None:
+            return next(again)[0]
+        self._before, self._state = self._state, pair[1]
+        return pair[0]
+
+    def _read_again(self) -> list[tuple[Any, Any]]:
+        """Return the batch before the loaded state, for a rank that had ended there and must repeat one."""
+        self.loader.load_state_dict(self._before)
+        return [(batch, None) for batch in islice(self.loader, 1)]
 
     def _agreed(self, ready: int) -> int:
         """Return the number of steps that all ranks take next."""
@@ -67,19 +104,53 @@ class EvenSteps:
         word = torch.tensor(ready % _NOTHING if drops else ready, device=_device(self.group))
         dist.all_reduce(word, dist.ReduceOp.MIN if drops else dist.ReduceOp.MAX, group=self.group)
         if int(word) == _NOTHING:
-            raise ValueError(
-                "a rank has no batch at all, so it has none to repeat: use fewer ranks, or more shards"
-            )
+            raise ValueError(_NONE)
         return int(word)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state after the batch that the loop got last. What was read ahead does not count."""
-        state: dict[str, Any] = self._state or self.loader.state_dict()
-        return state
+        """Return the loader's state after the batch that the loop got last, and before it.
+
+        What was read ahead does not count.
+        """
+        return {**(self._state or self.loader.state_dict()), "before": self._before}
+
+    def load_state_dict(self, state: dict[str, Any] | list[dict[str, Any]]) -> None:
+        """Let the next `iter()` resume after `state`. See the loader's own.
+
+        If ranks or workers are others, pass the states of all ranks as a list.
+        """
+        self.loader.load_state_dict(state)
+        self._state, self._before = None, None if isinstance(state, list) else state.get("before")
 
 
 _NOTHING = 1 << 40
 """What a rank says that has had no batch."""
+
+_NONE = "a rank has no batch at all, so it has none to repeat: use fewer ranks, or more shards"
+
+
+def _miscounted(expected: int) -> str:
+    return (
+        f"the counts of Shards say {expected} batches for this rank, but it has more or fewer. Count each "
+        "file anew"
+    )
+
+
+def _batches_of_ranks(loader: Any, state: Any) -> list[int] | None:
+    """Return how many batches each rank has in a whole epoch that begins, or None if that is not known."""
+    stream = getattr(loader, "dataset", None)
+    if not isinstance(stream, Stream) or any(lane["state"] for lane in state["lanes"]):
+        return None
+    lanes, ranks = len(state["lanes"]), stream.world_size
+    size = loader.batch_size or 1
+    rest = 0 if loader.drop_last else size - 1
+    found = [0] * ranks
+    for reader in range(lanes * ranks):
+        count = stream.count(Place(state["epoch"], reader, lanes * ranks))
+        if count is None:
+            return None
+        found[reader % ranks] += (count + rest) // size
+    return found
 
 
 def _device(group: Any) -> str:

@@ -62,7 +62,20 @@ class JsonLines:
 
     def sample(self, record: Any) -> Any:
         """See `Format`."""
-        return json.loads(record)
+        return _parsed(record)
+
+
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # in C
+
+
+def _parsed(line: bytes) -> Any:
+    """Return `json.loads(line)`, in half the time for a plain line."""
+    text = line.decode("utf-8", "surrogatepass").rstrip()
+    try:
+        sample, end = _scan(text, 0)
+    except (StopIteration, ValueError):
+        end = -1
+    return sample if end == len(text) else json.loads(line)
 
 
 def _line_at(file: Any, offset: int) -> int:
@@ -232,7 +245,7 @@ class CompressedLines(Iterated):
 
     def sample(self, record: Any) -> Any:
         """See `Format`."""
-        return json.loads(record)
+        return _parsed(record)
 
 
 _FORMATS: dict[str, Format] = {

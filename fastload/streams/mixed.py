@@ -51,6 +51,11 @@ class Mixed(Stream):
         n = len(self.ups)
         return _MixedPass(self, place, *(mark or (0, [0.0] * n, [None] * n)))
 
+    def count(self, place: Place) -> int | None:
+        """See `Stream`."""
+        counts = [up.count(place) for up in self.ups]
+        return None if self.until == "first" or None in counts else sum(filter(None, counts))
+
     def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
         """See `Stream`. The credits begin anew."""
         given = sum(number for number, _, _ in marks) // place.readers

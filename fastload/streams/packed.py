@@ -9,7 +9,8 @@ import numpy as np
 
 from fastload.errors import SequenceError
 from fastload.sequences.packed import Packed
-from fastload.streams.chain import Blocks, Stream
+from fastload.streams.blocks import Blocks
+from fastload.streams.chain import Stream
 from fastload.streams.passes import Element, Place, folded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from fastload._kit.hashing import mix64
@@ -25,6 +25,10 @@ def folded(key: int) -> int:
 
 class Pass(Iterator[Element]):
     """One reader's way through an epoch of a stream. If it raises, the next call goes on after what failed."""
+
+    def take(self, elements: list[Element], count: int) -> None:
+        """Append up to `count` elements. If it raises, those before the failure are there."""
+        elements += islice(self, count)
 
     @abstractmethod
     def mark(self) -> Mark:
@@ -72,16 +76,17 @@ class Draws:
 
     def _each(self, results: Iterator[Any], base: int) -> Iterator[Any]:
         for k in count():
-            if (result := self.call(_following, base ^ k, results)) is _END:
+            if (result := self.call(following, base ^ k, results)) is END:
                 return
             yield result
 
 
-_END = object()
+END = object()
 
 
-def _following(iterator: Iterator[Any]) -> Any:
-    return next(iterator, _END)
+def following(iterator: Iterator[Any]) -> Any:
+    """Return the next element, or `END`."""
+    return next(iterator, END)
 
 
 class Reading:
@@ -97,6 +102,14 @@ class Reading:
     def __next__(self) -> Any:
         return next(self._opened())[1]
 
+    def take(self, samples: list[Any], count: int) -> None:
+        """Append up to `count` samples. If it raises, those before the failure are there."""
+        elements: list[Element] = []
+        try:
+            self._opened().take(elements, count)
+        finally:
+            samples += [sample for _, sample in elements]
+
     def _opened(self) -> Pass:
         if self._pass is None:
             self._pass = self._stream.open(self._place)
@@ -106,7 +119,8 @@ class Reading:
         """Return where the pass is, as JSON values without any sample."""
         form = self._stream.form
         place = {name: getattr(self._place, name) for name in ("epoch", "reader", "readers")}
-        return {"stream": form, **place, "mark": self._opened().mark()}
+        state = {"stream": form, **place, "mark": self._opened().mark()}
+        return {**state, "approximate": True} if self._stream.approximate else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after `state`, which the same reader of as many saved, or that `Stream.redealt` made for it."""

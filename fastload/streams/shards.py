@@ -30,6 +30,7 @@ class Shards(Stream):
         paths: names of the files, the same on all ranks and in the same order. Or what `read` opens.
         read: "jsonl", "jsonl.gz", "parquet", "arrow", "tar", or a function that returns an iterator over a shard.
             None: the ending of the first path says which.
+        counts: the number of samples of each path, if you know them. Then `EvenSteps` needs no word between ranks.
         shuffle: whether the order of the shards depends on the epoch. If not, it is that of `paths`.
         seed: makes that order.
         rank, world_size: those of this process. None: of torch.distributed if it is initialised, else 0 and 1.
@@ -45,6 +46,7 @@ class Shards(Stream):
         paths: Sequence[Any],
         read: str | Callable[[Any], Iterator[Any]] | None = None,
         *,
+        counts: Sequence[int] | None = None,
         shuffle: bool = True,
         seed: int = 0,
         rank: int | None = None,
@@ -55,6 +57,11 @@ class Shards(Stream):
         self.paths = list(paths)
         if not self.paths:
             raise ValueError("paths must name at least one shard, got none")
+        if counts is not None and len(counts) != len(self.paths):
+            raise ValueError(
+                f"counts must have {len(self.paths)} numbers, one for each path, got {len(counts)}"
+            )
+        self.counts = None if counts is None else np.asarray(counts, np.int64)
         self.format: Format = format_of(read, self.paths[0])
         self.shuffles, self.seed = bool(shuffle), integer("seed", seed)
         self._rank, self._world_size = rank_of(rank, world_size)
@@ -74,6 +81,12 @@ class Shards(Stream):
     def form(self) -> str:
         """See `Stream`. The files may be in another folder when it is resumed."""
         return f"Shards({len(self.paths)} paths, shuffle={self.shuffles}, seed={self.seed})"
+
+    def count(self, place: Place) -> int | None:
+        """See `Stream`. That of ranges of shards is not known."""
+        if self.counts is None or (self.format.seeks and place.readers > len(self.paths)):
+            return None
+        return int(self.counts[self.order(place.epoch)[place.reader :: place.readers]].sum())
 
     def idle(self, workers: int) -> str:
         """See `Stream`."""
@@ -158,18 +171,26 @@ class _ShardsPass(Pass):
         return [self._share, self._item, self._position]
 
     def __next__(self) -> Element:
+        elements: list[Element] = []
+        self.take(elements, 1)
+        if not elements:
+            raise StopIteration
+        return elements[0]
+
+    def take(self, elements: list[Element], count: int) -> None:
+        """See `Pass`."""
+        wanted, sample_of = len(elements) + count, self._stream.format.sample
         try:
-            while self._item < len(self._items):
-                record = next(self._records or self._opened(), None)
-                if record is not None:
-                    position, self._position, sample = record
-                    return (self._shard << 48) + position, self._stream.format.sample(sample)
-                self._item, self._position, self._records = self._item + 1, None, None
+            while len(elements) < wanted and self._item < len(self._items):
+                records = self._records or self._opened()
+                for position, self._position, record in islice(records, wanted - len(elements)):
+                    elements.append(((self._shard << 48) + position, sample_of(record)))
+                if len(elements) < wanted:
+                    self._item, self._position, self._records = self._item + 1, None, None
         except BaseException as error:
             path, before = self._stream.paths[self._shard], self._position
             annotate(error, f"shard {path}; before position {before}")
             raise
-        raise StopIteration
 
     def _opened(self) -> Iterator[Record]:
         self._records = iter(())  # if it cannot be opened, the next call passes it over

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import random
 import tarfile
@@ -52,7 +53,9 @@ def id_of(sample: dict[str, Any]) -> int:
     return int(sample["id"])
 
 
-def source(rng: random.Random, folder: Path, kind: str = "", sizes: Any = ()) -> Stream:
+def source(
+    rng: random.Random, folder: Path, kind: str = "", sizes: Any = (), **options: Any
+) -> Stream:
     """Return a stream of ids, out of new files."""
     kind = kind or rng.choice(KINDS)
     sizes = sizes or [rng.choice([0, 1, 3, 7, 20, 50]) for _ in range(rng.randint(1, 12))]
@@ -61,7 +64,11 @@ def source(rng: random.Random, folder: Path, kind: str = "", sizes: Any = ()) ->
         paths.append(folder / f"{rng.getrandbits(64)}.{kind}")
         write(kind, paths[-1], [1000 * number + k for k in range(size)])
     shards = Shards(
-        paths, own if kind == "own" else None, shuffle=rng.random() < 0.8, seed=rng.randint(0, 5)
+        paths,
+        own if kind == "own" else None,
+        shuffle=rng.random() < 0.8,
+        seed=rng.randint(0, 5),
+        **options,
     )
     return shards.map(id_of)
 
@@ -93,23 +100,65 @@ class Noisy:
         return (n, *draws)
 
 
-def chain(rng: random.Random, folder: Path, *, mixes: bool = True) -> Stream:
+def late(samples: Iterator[int]) -> Iterator[int]:
+    """Yield each sample after the next one was taken."""
+    held = []
+    for n in samples:
+        held.append(n)
+        if len(held) > 1:
+            yield held.pop(0)
+    yield from held
+
+
+class Late:
+    """Does as `late`, and keeps a state."""
+
+    def __init__(self, samples: Iterator[int]) -> None:
+        self.samples, self.held = samples, list[int]()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.held += itertools.islice(self.samples, max(0, 2 - len(self.held)))
+        if not self.held:
+            raise StopIteration
+        return self.held.pop(0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"held": [*self.held]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.held = [*state["held"]]
+
+
+SAME_DRAWS, SAME_SAMPLES, SAME_READERS = 4, 5, 6
+"""Kinds of steps: after those before the first, other readers draw the same. And so on."""
+
+
+def chain(
+    rng: random.Random, folder: Path, steps: int = SAME_SAMPLES, *, mixes: bool = True
+) -> Stream:
     """Return a random stream of integers."""
     stream = source(rng, folder)
     if mixes and rng.random() < 0.3:
-        stream = Mixed([chain(rng, folder, mixes=False) for _ in range(3)], changing)
+        stream = Mixed([chain(rng, folder, steps, mixes=False) for _ in range(3)], changing)
         if rng.random() < 0.5:
             stream = Mixed(stream.ups, [rng.random() for _ in range(3)])
     for _ in range(rng.randint(0, 3)):
-        step = rng.randrange(4)
+        step = rng.randrange(steps)
         if step == 0:
             stream = stream.map(tripled)
         elif step == 1:
             stream = stream.filter(is_kept)
         elif step == 2:
             stream = stream.flat_map(several)
-        else:
+        elif step == 3:
             stream = Shuffled(stream, rng.choice([1, 2, 5, 16, 100]))
+        elif step == 4:
+            stream = stream.apply(late, rng.choice([1, 3, 40]))
+        else:
+            stream = stream.apply(Late)
     return stream
 
 
@@ -123,4 +172,6 @@ def row(packed: dict[str, torch.Tensor]) -> tuple[int, ...]:
 
 def packed(rng: random.Random, folder: Path) -> Stream:
     """Return a random stream of packed rows."""
-    return PackedStream(chain(rng, folder).map(text), 16, rng.choice([1, 4, 30])).map(row)
+    return PackedStream(chain(rng, folder, SAME_READERS).map(text), 16, rng.choice([1, 4, 30])).map(
+        row
+    )

@@ -1,19 +1,28 @@
 """Promises:
 - With `EvenSteps` all ranks take as many steps as the first or the last of them has batches.
-- Its state does not count what was read ahead.
+- Its state does not count what was read ahead. One that was saved as a rank repeats batches resumes too.
+- If the stream knows its counts, the ranks need no word, and read nothing ahead.
 """
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from fastload.streams import EvenSteps
+from tests.streams.chains import source
+from tests.streams.test_loaders import loader, samples
 
 RANKS = 3
 
@@ -64,3 +73,58 @@ def all_cases(rank: int, meeting: str) -> None:
 
 def test_ranks_take_equally_many_steps(tmp_path: Path) -> None:
     mp.spawn(all_cases, (str(tmp_path / "meeting"),), nprocs=RANKS)
+
+
+def with_counts(rank: int, meeting: str, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
+    for case in range(8):
+        rng = random.Random(case)
+        sizes = [rng.choice([4, 9, 30]) for _ in range(3 * RANKS)]
+        (place := Path(folder) / f"{rank}-{case}").mkdir()
+        counted = source(rng, place, "jsonl", sizes, counts=sizes).shuffle(5)
+        ends = rng.choice(["drop", "pad"])
+        make = partial(loader, workers=rng.choice([0, 2]), rank=rank, world_size=RANKS)
+        make = partial(make, drop_last=rng.random() < 0.5)
+        with make(counted) as ours, make(counted.filter(lambda n: True)) as theirs:
+            for _ in range(2):
+                silent = same(EvenSteps(ours, ends), speaks=False)
+                agreed = same(EvenSteps(theirs, ends))
+                # A rank that repeats may repeat others.
+                assert len(silent) == len(agreed)
+                assert {*samples(silent)} == {*samples(agreed)}
+        with make(counted) as stopped, make(counted) as resumed:
+            even = EvenSteps(stopped, ends)
+            batches = list(even)
+            stop = rng.randint(1, len(batches) - 1)
+            stopped.set_epoch(0)
+            head = [*islice(even, stop)]
+            state = json.loads(json.dumps(even.state_dict()))
+            (even := EvenSteps(resumed, ends)).load_state_dict(state)
+            rest = same(even)
+            assert len(head) + len(rest) == len(batches)
+            assert {*samples(head), *samples(rest)} == {*samples(batches)}
+    dist.destroy_process_group()
+
+
+def same(even: EvenSteps, *, speaks: bool = True) -> list[Any]:
+    """Return the batches of a rank, which takes as many steps as each other, and has asked them only if it `speaks`."""
+    with mock.patch.object(even, "_agreed", wraps=even._agreed) as words:
+        batches = list(even)
+    assert words.called is speaks
+    dist.all_reduce(most := torch.tensor(len(batches)), dist.ReduceOp.MAX)
+    assert len(batches) == int(most)
+    return batches
+
+
+def test_counts_need_no_word_between_ranks(tmp_path: Path) -> None:
+    mp.spawn(with_counts, (str(tmp_path / "meeting"), str(tmp_path)), nprocs=RANKS)
+
+
+@pytest.mark.parametrize("counts", [[4, 5], [4, 3]])
+def test_wrong_counts_are_an_error(counts: list[int], tmp_path: Path) -> None:
+    stream = source(random.Random(0), tmp_path, "jsonl", [4, 4], counts=counts)
+    with (
+        loader(stream, 0, batch_size=1) as them,
+        pytest.raises(ValueError, match="counts of Shards say"),
+    ):
+        list(EvenSteps(them))

@@ -1,0 +1,85 @@
+"""Promises:
+- A generator of the user's resumes exactly with a size, or if it keeps a state. Else the state says that it is
+  approximate, and loading warns once.
+- What it draws belongs to the sample that it took last. After an error it begins anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastload.streams import Stream
+from tests.streams.chains import Late, Noisy, late, source
+from tests.streams.test_loaders import loader, samples
+from tests.streams.test_resume import reading
+
+
+def numbers(folder: Path, *counts: int) -> Stream:
+    return source(random.Random(0), folder, "jsonl", counts)
+
+
+def stopped(stream: Stream, workers: int, kind: str = "thread") -> tuple[list[Any], Any, list[Any]]:
+    """Return the samples of 5 batches, the state after them, and all samples of an epoch."""
+    with loader(stream, workers, kind=kind) as whole:
+        everything = samples(whole)
+    with loader(stream, workers, kind=kind) as first:
+        head = samples(itertools.islice(first, 5))
+        return head, json.loads(json.dumps(first.state_dict())), everything
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["thread", "process"])
+@pytest.mark.parametrize("how", [(late, 8), (Late,)])
+def test_it_resumes_exactly(workers: int, kind: str, how: Any, tmp_path: Path) -> None:
+    stream = numbers(tmp_path, 30, 40).apply(*how).map(Noisy()).shuffle(7)
+    head, state, whole = stopped(stream, workers, kind)
+    with warnings.catch_warnings(), loader(stream, workers, kind=kind) as resumed:
+        warnings.simplefilter("error")
+        resumed.load_state_dict(state)
+        assert [*head, *samples(resumed)] == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_without_a_state_it_says_so(workers: int, tmp_path: Path) -> None:
+    stream = numbers(tmp_path, 30, 40).apply(late)
+    head, state, whole = stopped(stream, workers)
+    assert [lane["state"]["approximate"] for lane in state["lanes"]] == [True] * max(1, workers)
+    with loader(stream, workers) as resumed:
+        with pytest.warns(UserWarning, match=r"approximate.*\.apply\(\)") as said:
+            resumed.load_state_dict(state)
+        rest = samples(resumed)
+    assert len(said) == 1
+    assert len({*whole} - {*head} - {*rest}) == max(1, workers)  # what each generator held
+
+
+def test_other_readers_are_told_what_is_lost(tmp_path: Path) -> None:
+    stream = numbers(tmp_path, 30, 40).apply(Late)
+    head, state, whole = stopped(stream, 2)
+    with loader(stream, 3) as resumed:
+        with pytest.warns(UserWarning, match="goes to other readers without the states"):
+            resumed.load_state_dict(state)
+        assert len({*whole} - {*head} - {*samples(resumed)}) == 2
+
+
+def test_it_goes_on_after_a_sample_that_fails(tmp_path: Path) -> None:
+    def checked(n: int) -> int:
+        if n == 5:
+            raise ValueError(n)
+        return n
+
+    def squares(numbers: Iterator[int]) -> Iterator[int]:
+        return (n * n for n in numbers)
+
+    it = reading(numbers(tmp_path, 10).map(checked).apply(squares), 0, 0, 1)
+    assert [*itertools.islice(it, 5)] == [0, 1, 4, 9, 16]
+    with pytest.raises(ValueError, match="5"):
+        next(it)
+    assert [*it] == [36, 49, 64, 81]
