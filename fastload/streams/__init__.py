@@ -16,6 +16,7 @@ mark at which it held none, and how many it has given since. So a state holds no
 again what a step held.
 """
 
+import fastload.streams.applied  # noqa: F401  # it enters the step of `apply`
 from fastload.streams.blocks import Shuffled
 from fastload.streams.chain import Stream
 from fastload.streams.even import EvenSteps

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from fastload.streams.chain import Stream
+from fastload.streams.chain import STEPS, Stream
 from fastload.streams.passes import END, Draws, Element, Mark, Pass, Place, folded, following
 
 
@@ -97,3 +97,6 @@ class _Taken(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._taken_by.next_sample()
+
+
+STEPS["apply"] = Applied

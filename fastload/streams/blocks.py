@@ -15,7 +15,7 @@ import numpy as np
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
 from fastload.errors import StateError
-from fastload.streams.chain import Stream
+from fastload.streams.chain import STEPS, Stream
 from fastload.streams.passes import Draws, Element, Mark, Pass, Place, folded
 
 
@@ -263,3 +263,6 @@ class Shuffled(Blocks):
         rest = [samples[k] for k in reversed(order)]
         samples.clear()
         return ((keys[k], rest.pop()) for k in order)
+
+
+STEPS.update(flat_map=FlatMapped, shuffle=Shuffled)

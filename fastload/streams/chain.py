@@ -12,6 +12,9 @@ from fastload._kit.integers import integer
 from fastload.errors import StateError
 from fastload.streams.passes import Draws, Element, Mark, Pass, Place, Reading
 
+STEPS: dict[str, Callable[..., Stream]] = {}
+"""The steps of other files, which derive from `Stream`, by the method that makes them. Each file enters its own."""
+
 
 class Stream(IterableDataset[Any]):
     """A stream of samples, whose order depends on its seed, the epoch and the number of readers.
@@ -50,15 +53,11 @@ class Stream(IterableDataset[Any]):
 
     def flat_map(self, function: Callable[[Any], Iterable[Any]]) -> Stream:
         """Return a stream of what `function(sample)` yields for each sample, which may be nothing."""
-        from fastload.streams.blocks import FlatMapped
-
-        return FlatMapped(self, function)
+        return STEPS["flat_map"](self, function)
 
     def shuffle(self, size: int, seed: int | None = None) -> Stream:
         """Return `Shuffled(self, size, seed)`."""
-        from fastload.streams.blocks import Shuffled
-
-        return Shuffled(self, size, seed)
+        return STEPS["shuffle"](self, size, seed)
 
     def apply(
         self, function: Callable[[Iterator[Any]], Iterable[Any]], size: int | None = None
@@ -69,10 +68,9 @@ class Stream(IterableDataset[Any]):
         epoch. Then a resume is exact if what it returns has `state_dict()` and `load_state_dict(state)`. If not, a
         resume calls it for the samples that it had not taken: those that it held are lost, and loading warns.
         """
-        from fastload.streams.applied import Applied
-        from fastload.streams.blocks import FlatMapped
-
-        return Applied(self, function) if size is None else FlatMapped(self, function, size)
+        if size is None:
+            return STEPS["apply"](self, function)
+        return STEPS["flat_map"](self, function, size)
 
     def redealt(
         self, states: Sequence[dict[str, Any] | None], epoch: int, readers: int
