@@ -152,6 +152,20 @@ def _lane(state: Any) -> dict[str, Any]:
     return {"samples": 0, "state": state, "ended": False, "seen": 0, "draws": {}}
 
 
+def _warn_of_losses(dataset: Any, states: list[IterableState], *, others: bool) -> None:
+    begun = [lane["state"] for state in states for lane in state.lanes if lane["state"]]
+    if any(state.get("approximate") for state in begun):
+        why = "no state has them. Let its function return an object that keeps a state, or give it a size"
+    elif begun and others and dataset.applies:
+        why = "they stay with the readers that saved them. Give it a size"
+    else:
+        return
+    warnings.warn(
+        f"fastload: the resume is approximate. Samples that a generator of .apply() held are lost: {why}",
+        stacklevel=5,  # the caller of `load_state_dict`
+    )
+
+
 def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
     """Return the state of this rank for what is left of an exact stream.
 
@@ -167,18 +181,16 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
     states: list[IterableState] = [
         *map(IterableState.from_json, given if isinstance(given, list) else [given])
     ]
+    if not states:
+        raise StateError("rank: load_state_dict([]) has no state. Pass those of all ranks")
     first = states[0]
     ranks, workers = first.world_size, len(first.lanes)
     for lane in first.lanes:
         if lane["state"] is not None:
             dataset.check(lane["state"])
-    if any(lane["state"].get("approximate") for lane in first.lanes if lane["state"]):
-        warnings.warn(
-            "fastload: the state is approximate, because a generator of .apply() held samples that no state has: those "
-            "are lost. Give what it returns state_dict() and load_state_dict(state), or .apply() a size",
-            stacklevel=4,  # the caller of `load_state_dict`
-        )
-    if len(states) == 1 and (ranks, workers) == (ours.world_size, len(ours.lanes)):
+    others = (ranks, workers) != (ours.world_size, len(ours.lanes))
+    _warn_of_losses(dataset, states, others=others)
+    if len(states) == 1 and not others:
         return replace(first, workers=ours.workers)
     states = sorted(states, key=lambda state: state.rank)
     found = [(state.rank, state.world_size, state.epoch, len(state.lanes)) for state in states]
@@ -187,7 +199,7 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
             f"rank: a stream resumes with other ranks or workers from the states of all {ranks} ranks, saved after "
             f"the same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
         )
-    if (ranks, workers) == (ours.world_size, len(ours.lanes)):
+    if not others:
         return replace(states[int(ours.rank)], workers=ours.workers)
     # In the order of the readers: the ranks in turn, for each worker.
     lanes = [lane for each in zip(*(state.lanes for state in states), strict=True) for lane in each]

@@ -49,8 +49,8 @@ class Lanes(Source):
         self._batch_size: int = settings.batch_size or 1
         self._drop_last = settings.drop_last
         self._exact = settings.exact
-        if self._exact and (said := settings.dataset.idle(settings.lanes)):
-            notices.warn("idle readers", said)
+        if self._exact and (said := settings.dataset.warning(settings.lanes)):
+            notices.warn("readers", said)
         self._lanes: list[Lane | None] = [None] * settings.lanes
 
     def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
@@ -216,6 +216,8 @@ class Lane:
                 self._take_several(samples, count)
             else:
                 samples.append(next(self._iterator))
+                if self.samples < _FIRST:
+                    self._seen = checksum(samples[-1], self._seen)
         except StopIteration:
             self.ended = True
             hub_streams.take_back(self.dataset, self._streams)
@@ -223,8 +225,6 @@ class Lane:
             self.samples += 1
             raise
         finally:
-            for sample in samples[before : before + max(0, _FIRST - self.samples)]:
-                self._seen = checksum(sample, self._seen)
             self.samples += len(samples) - before
         self.is_untried = False
 

@@ -8,15 +8,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer, positive
 from fastload.errors import StateError
-from fastload.streams.chain import STEPS, Stream
-from fastload.streams.passes import Draws, Element, Mark, Pass, Place, folded
+from fastload.streams.chain import Stream
+from fastload.streams.passes import Draws, Element, Mark, Pass, Place, Run, folded
 
 
 class Blocks(Stream):
@@ -27,7 +26,7 @@ class Blocks(Stream):
     """
 
     def __init__(self, up: Stream, size: int) -> None:
-        self.ups, self.seed = (up,), up.seed
+        super().__init__(up)
         self.size = positive("size", size) or 1
 
     @property
@@ -36,101 +35,80 @@ class Blocks(Stream):
         return f"{self.ups[0].form}.{type(self).__name__}({self.size}, seed={self.seed})"
 
     @abstractmethod
-    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], draws: Draws) -> Iterable[Element]:
         """Yield what a block of samples gives, which depends on the arguments alone. It may empty the lists."""
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
-        """See `Stream`. The mark has each block that was begun, where the next begins, and what has failed in that.
-
-        A block is [start, given, what has failed, checksum of its keys]. What has failed are the numbers of samples
-        that were taken before. Where the next begins is None after a block of one sample: it follows from the block's
-        own start. If both were saved, marks of nested steps would double with each.
-        """
-        return _BlocksPass(self, self.ups[0], place, *(mark or ((), None, ())))
+        """See `Stream`. The mark has each block that was begun, where the next begins, and what has failed in that."""
+        return _BlocksPass(self, place, *(mark or ((), None, ())))
 
     def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
         """See `Stream`. A block goes to one reader whole."""
         begun = [block for blocks, _, _ in marks for block in blocks]
-        after = [
-            self._after(blocks[0], place) if at is None and blocks else at
-            for blocks, at, _ in marks
-        ]
-        rest = self.ups[0].deal(after, place)
+        rest = self.ups[0].deal([after for _, after, _ in marks], place)
         return [[begun[i :: place.readers], at, []] for i, at in enumerate(rest)]
 
-    def _after(self, block: Any, place: Place) -> Mark:
-        """Return where the next block begins after one of one sample."""
-        up = self.ups[0].open(place, block[0])
-        _fill(up, 1, ([], []), [*block[2]])
-        return up.mark()
+
+class Begun(NamedTuple):
+    """A block in a mark."""
+
+    start: Mark
+    given: int
+    failed: list[int]
+    """Before which samples of it the stream below has raised."""
+    check: int
+    """The checksum of its keys."""
 
 
 _AHEAD = 64
-"""How many samples of the next block are taken at a time, while as many of this one are given."""
+"""How many samples of the next block are taken at a time, after as many of this one were given."""
 
 
-class _BlocksPass(Pass):
+class _BlocksPass(Run):
     """If the stream below raises, or what a block gives, this is left as it was but for what failed."""
 
     def __init__(
-        self,
-        stream: Blocks,
-        up: Stream,
-        place: Place,
-        begun: Iterable[Any],
-        after: Mark,
-        failed: Iterable[int],
+        self, stream: Blocks, place: Place, begun: Iterable[Any], after: Mark, failed: Iterable[int]
     ) -> None:
-        self._stream, self._below, self._place = stream, up, place
-        self._begun = deque(begun)  # blocks that another pass had begun
-        self._first_is_next = after is None and bool(
-            self._begun
-        )  # the first of these comes next in `_up`
-        self._up = up.open(place, self._begun[0][0] if self._first_is_next else after)
-        self._present: list[Any] = []  # the present block, as in the mark. Empty: there is none
+        self._stream, self._place, self._draws = stream, place, Draws(stream, place)
+        self._up = stream.ups[0].open(place, after)
+        self._begun = deque(Begun(*block) for block in begun)  # blocks that another pass had begun
+        self._present: Begun | None = None  # the present block, as it was begun
         self._given = 0
-        self._is_own = False  # whether it came out of `_up`
         self._made: Iterator[Element] = iter(())
         # The part of the next block that was taken. Not as pairs, which the garbage collector would look through.
-        self._next: Block = [], []
-        self._after: Mark = None  # where that begins
+        self._next: Held = [], []
+        self._start: Mark = None  # where that begins
         self._known = [*failed]  # failures in it that another pass has raised, and this has not met
         self._failed = [*failed]
 
+    @property
+    def exact(self) -> bool:
+        """See `Pass`."""
+        return self._up.exact
+
     def mark(self) -> Mark:
         """See `Pass`."""
-        blocks = [*self._begun]
+        blocks = [[*block] for block in self._begun]
         if self._present:
-            start, _, failed, check = self._present
-            blocks.insert(0, [start, self._given, failed, check])
+            blocks.insert(0, [*self._present._replace(given=self._given)])
         if self._next[0]:
-            return [blocks, self._after, [*self._failed]]
-        follows = self._first_is_next or (self._present and self._is_own and self._stream.size == 1)
-        return [blocks, None if follows else self._up.mark(), [*self._known]]
-
-    def __next__(self) -> Element:
-        elements: list[Element] = []
-        self.take(elements, 1)
-        if not elements:
-            raise StopIteration
-        return elements[0]
+            return [blocks, self._start, [*self._failed]]
+        return [blocks, self._up.mark(), [*self._known]]
 
     def take(self, elements: list[Element], count: int) -> None:
         """See `Pass`."""
         wanted = len(elements) + count
         while len(elements) < wanted:
-            before = len(elements)
-            to_next = (
-                _AHEAD - (self._given - 1) % _AHEAD
-            )  # how many until the next block is taken from
-            if to_next == _AHEAD and self._stream.size > 1 and self._given:
+            before, over = len(elements), self._given % _AHEAD
+            if self._given and not over and self._stream.size > 1:
                 # At most as many as were given, so that memory holds one block. After a resume it must catch up.
-                self._take(min(self._given + _AHEAD, len(self._next[0]) + 2 * _AHEAD))
-            count = min(wanted - before, to_next)
+                self._take(min(self._given, len(self._next[0]) + 2 * _AHEAD))
+            count = min(wanted - before, _AHEAD - over)
             try:
                 elements += islice(self._made, count)
             except BaseException:
-                self._made, self._present, self._given = iter(()), [], 0
+                self._made, self._present, self._given = iter(()), None, 0
                 raise
             given = len(elements) - before
             self._given += given
@@ -139,43 +117,41 @@ class _BlocksPass(Pass):
 
     def _begin(self) -> bool:
         """Begin a block: one that was begun before, or the next. Return whether there is one."""
-        self._present, self._given = [], 0
+        self._present, self._given = None, 0
         if self._begun:
             present = self._begun.popleft()
-            block = self._read_again(*present)
+            held = self._read_again(present)
         else:
             self._take(self._stream.size)
-            block, self._next = self._next, ([], [])
-            if not block[0]:
+            held, self._next = self._next, ([], [])
+            if not held[0]:
                 return False
-            present = [self._after, 0, self._failed, _checksum(block)]
-            self._is_own = True
-        given = present[1]
-        self._made = islice(self._stream.made(*block, self._place), given, None)
-        self._present, self._given = present, given
+            present = Begun(self._start, 0, self._failed, _checksum(held))
+        self._made = islice(self._stream.made(*held, self._draws), present.given, None)
+        self._present, self._given = present, present.given
         return True
 
-    def _read_again(self, start: Mark, given: int, failed: list[int], check: int) -> Block:
-        block: Block = [], []
+    def _read_again(self, begun: Begun) -> Held:
+        held: Held = [], []
         error: Exception | None = None
+        up = None
         try:
-            up = self._up if self._first_is_next else self._below.open(self._place, start)
-            self._is_own, self._first_is_next = self._first_is_next, False
-            _fill(up, self._stream.size, block, [*failed])
+            up = self._stream.ups[0].open(self._place, begun.start)
+            _fill(up, self._stream.size, held, [*begun.failed])
         except Exception as raised:
             error = raised
-        if error or _checksum(block) != check:
+        if error or (up and up.exact and _checksum(held) != begun.check):
             raise StateError(
-                f"a block of {self._stream.size} samples, of which {given} were given, is not what it was when the "
-                "state was saved. A file has changed, or cannot be read, or a function gives something else than "
+                f"a block of {self._stream.size} samples, of which {begun.given} were given, is not what it was when "
+                "the state was saved. A file has changed, or cannot be read, or a function gives something else than "
                 "before. The next call continues after it"
             ) from error
-        return block
+        return held
 
     def _take(self, count: int) -> None:
         """Take of the next block until `count` are there."""
         if not self._next[0]:
-            self._after, self._failed = self._up.mark(), [*self._known]
+            self._start, self._failed = self._up.mark(), [*self._known]
         try:
             _fill(self._up, min(count, self._stream.size), self._next, self._known)
         except Exception:
@@ -183,34 +159,34 @@ class _BlocksPass(Pass):
             raise
 
 
-Block = tuple[list[int], list[Any]]
+Held = tuple[list[int], list[Any]]
 """Keys and samples."""
 
 
-def _fill(elements: Pass, count: int, block: Block, known: list[int]) -> None:
-    """Take elements until a block has `count`, and pass over the failures that are known. If one raises, those before
+def _fill(elements: Pass, count: int, held: Held, known: list[int]) -> None:
+    """Take elements until `count` are held, and pass over the failures that are known. If one raises, those before
     it were taken.
     """
     while known and known[0] < count:
-        _move(elements, known[0] - len(block[0]), block)
-        if len(block[0]) < known.pop(0):
+        _move(elements, known[0] - len(held[0]), held)
+        if len(held[0]) < known.pop(0):
             break
         with suppress(Exception):
             next(elements)
-    _move(elements, count - len(block[0]), block)
+    _move(elements, count - len(held[0]), held)
 
 
-def _move(elements: Pass, count: int, block: Block) -> None:
+def _move(elements: Pass, count: int, held: Held) -> None:
     taken: list[Element] = []
     try:
         elements.take(taken, max(0, count))
     finally:
-        block[0].extend([key for key, _ in taken])
-        block[1].extend([sample for _, sample in taken])
+        held[0].extend([key for key, _ in taken])
+        held[1].extend([sample for _, sample in taken])
 
 
-def _checksum(block: Block) -> int:
-    return zlib.crc32(repr(block[0]).encode())
+def _checksum(held: Held) -> int:
+    return zlib.crc32(repr(held[0]).encode())
 
 
 class FlatMapped(Blocks):
@@ -219,12 +195,12 @@ class FlatMapped(Blocks):
     def __init__(
         self, up: Stream, function: Callable[[Any], Iterable[Any]], size: int | None = None
     ) -> None:
-        super().__init__(up, size or 1)
+        super().__init__(up, 1 if size is None else size)
         self.function, self.takes_one = function, size is None
 
-    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], draws: Draws) -> Iterable[Element]:
         """See `Blocks`."""
-        base, draws = folded(keys[0]), Draws(self, place)
+        base = folded(keys[0])
         given = samples[0] if self.takes_one else iter(samples)
         results = draws.each(draws.call(self.function, keys[0], given), base)
         return ((base ^ k, result) for k, result in enumerate(results))
@@ -256,13 +232,13 @@ class Shuffled(Blocks):
         """See `Stream`."""
         return self.ups[0].count(place)
 
-    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], draws: Draws) -> Iterable[Element]:
         """See `Blocks`. The list is emptied, so that memory need not hold two blocks."""
-        seed = mix64(mix64(mix64(self.seed) ^ place.epoch) ^ folded(keys[0]))
-        order = np.random.Generator(np.random.Philox(key=seed)).permutation(len(keys)).tolist()
+        random = np.random.Generator(np.random.Philox(key=draws.stream_key(keys[0])))
+        order = random.permutation(len(keys)).tolist()
         rest = [samples[k] for k in reversed(order)]
         samples.clear()
         return ((keys[k], rest.pop()) for k in order)
 
 
-STEPS.update(flat_map=FlatMapped, shuffle=Shuffled)
+Stream.steps.update(flat_map=FlatMapped, shuffle=Shuffled)

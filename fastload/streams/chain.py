@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -12,14 +12,15 @@ from fastload._kit.integers import integer
 from fastload.errors import StateError
 from fastload.streams.passes import Draws, Element, Mark, Pass, Place, Reading
 
-STEPS: dict[str, Callable[..., Stream]] = {}
-"""The steps of other files, which derive from `Stream`, by the method that makes them. Each file enters its own."""
-
 
 class Stream(IterableDataset[Any]):
     """A stream of samples, whose order depends on its seed, the epoch and the number of readers.
 
-    Each worker of each rank is a reader. `set_epoch(e)` chooses the epoch; a loader of fastload counts epochs itself.
+    Each worker of each rank is a reader. `set_epoch(e)` chooses the epoch of this stream, not of those that it was made
+    from. A loader of fastload counts epochs itself.
+
+    Args:
+        ups: the streams that it follows.
 
     Examples:
         >>> [*stream.filter(lambda numbers: len(numbers) > 1).shuffle(1000).map(sum)]
@@ -30,6 +31,19 @@ class Stream(IterableDataset[Any]):
     partitioned_by_rank = True
     fastload_exact = True
     ups: Sequence[Stream] = ()
+    steps: ClassVar[dict[str, Callable[..., Stream]]] = {}
+    """The classes of other files that methods of this one make, by the methods' names. Each file enters its own."""
+
+    def __init__(self, *ups: Stream) -> None:
+        """Follow these streams."""
+        for up in ups:
+            if not isinstance(up, Stream):
+                raise TypeError(
+                    f"a step follows streams, such as Shards, got a {type(up).__name__}"
+                )
+        self.ups = ups
+        if ups:
+            self.seed, self.epoch = ups[0].seed, ups[0].epoch
 
     # ---- what a kind of stream says ----
 
@@ -44,7 +58,7 @@ class Stream(IterableDataset[Any]):
     # ---- what users call ----
 
     def map(self, function: Callable[[Any], Any]) -> Stream:
-        """Return a stream of `function(sample)`. What it draws depends on seed, epoch and sample alone."""
+        """Return a stream of `function(sample)`. In a loader, what it draws depends on seed, epoch and sample alone."""
         return Mapped(self, function, keeps=False)
 
     def filter(self, predicate: Callable[[Any], Any]) -> Stream:
@@ -53,11 +67,11 @@ class Stream(IterableDataset[Any]):
 
     def flat_map(self, function: Callable[[Any], Iterable[Any]]) -> Stream:
         """Return a stream of what `function(sample)` yields for each sample, which may be nothing."""
-        return STEPS["flat_map"](self, function)
+        return self.steps["flat_map"](self, function)
 
     def shuffle(self, size: int, seed: int | None = None) -> Stream:
         """Return `Shuffled(self, size, seed)`."""
-        return STEPS["shuffle"](self, size, seed)
+        return self.steps["shuffle"](self, size, seed)
 
     def apply(
         self, function: Callable[[Iterator[Any]], Iterable[Any]], size: int | None = None
@@ -69,8 +83,10 @@ class Stream(IterableDataset[Any]):
         resume calls it for the samples that it had not taken: those that it held are lost, and loading warns.
         """
         if size is None:
-            return STEPS["apply"](self, function)
-        return STEPS["flat_map"](self, function, size)
+            return self.steps["apply"](self, function)
+        return self.steps["flat_map"](self, function, size)
+
+    # ---- what loaders call ----
 
     def redealt(
         self, states: Sequence[dict[str, Any] | None], epoch: int, readers: int
@@ -86,9 +102,14 @@ class Stream(IterableDataset[Any]):
             for reader, state in enumerate(states)
         ]
         return [
-            {"stream": self.form, **Place(epoch, reader, readers)._asdict(), "mark": mark}
+            self.state_at(Place(epoch, reader, readers), mark)
             for reader, mark in enumerate(self.deal(marks, Place(epoch, 0, readers)))
         ]
+
+    def state_at(self, place: Place, mark: Mark) -> dict[str, Any]:
+        """Return the state of a reader."""
+        where = {"epoch": place.epoch, "reader": place.reader, "readers": place.readers}
+        return {"stream": self.form, **where, "mark": mark}
 
     @property
     def form(self) -> str:
@@ -96,9 +117,9 @@ class Stream(IterableDataset[Any]):
         return ", ".join(up.form for up in self.ups)
 
     @property
-    def approximate(self) -> bool:
-        """Whether a state lacks samples that a generator of the user's holds. See `apply`."""
-        return any(up.approximate for up in self.ups)
+    def applies(self) -> bool:
+        """Whether a generator of the user's may hold samples. See `apply`."""
+        return any(up.applies for up in self.ups)
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise `StateError` if a state is not one of a stream like this."""
@@ -112,9 +133,9 @@ class Stream(IterableDataset[Any]):
         """Return how many samples a reader has in an epoch, or None if that is not known."""
         return None
 
-    def idle(self, workers: int) -> str:
-        """Return a sentence that says how many of the readers have nothing to read, or ""."""
-        return next(filter(None, (up.idle(workers) for up in self.ups)), "")
+    def warning(self, workers: int) -> str:
+        """Return what the user should be told of the readers before an epoch, or ""."""
+        return next(filter(None, (up.warning(workers) for up in self.ups)), "")
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next pass."""
@@ -123,20 +144,17 @@ class Stream(IterableDataset[Any]):
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        return int(self._sources()[0].rank)
+        return self.ups[0].rank
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return int(self._sources()[0].world_size)
+        return self.ups[0].world_size
 
     @property
     def depth(self) -> int:
         """Number of steps up to the farthest source."""
         return 1 + max((up.depth for up in self.ups), default=-1)
-
-    def _sources(self) -> list[Any]:
-        return [source for up in self.ups for source in up._sources()] or [self]
 
     def __iter__(self) -> Reading:
         info = get_worker_info()
@@ -150,7 +168,7 @@ class Mapped(Stream):
     """A stream whose samples a function makes or keeps. See `Stream.map` and `Stream.filter`."""
 
     def __init__(self, up: Stream, function: Callable[[Any], Any], *, keeps: bool) -> None:
-        self.ups, self.seed = (up,), up.seed
+        super().__init__(up)
         self.function, self.keeps = function, keeps
 
     def open(self, place: Place, mark: Mark = None) -> Pass:
@@ -170,6 +188,11 @@ class _MappedPass(Pass):
     def __init__(self, stream: Mapped, up: Pass, place: Place) -> None:
         self._up, self._function, self._keeps = up, stream.function, stream.keeps
         self._draws = Draws(stream, place)
+
+    @property
+    def exact(self) -> bool:
+        """See `Pass`."""
+        return self._up.exact
 
     def mark(self) -> Mark:
         """See `Pass`."""

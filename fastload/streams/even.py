@@ -60,52 +60,49 @@ class EvenSteps:
         steps = min(counts) if self.ends == "drop" else max(counts)
         if steps and not min(counts):
             raise ValueError(_NONE)
-        latest, again = deque[Any](maxlen=self.every), iter(())
-        for k in range(steps):
-            pair = next(batches, None)
-            if (pair is None) is not (k >= own):
-                raise ValueError(_miscounted(own))
-            if pair is not None:
-                latest.append(pair)
-            elif k == own:
-                again = cycle([*latest])
-            yield self._moved_to(pair, again)
-        if steps == own and next(batches, None):
+        given, repeated = min(own, steps), max(0, steps - own)
+        latest = deque[Any](maxlen=min(repeated, self.every))  # what this rank repeats
+        taken = 0
+        for batch, state in islice(batches, given):
+            self._before, self._state, taken = self._state, state, taken + 1
+            latest.append(batch)
+            yield batch
+        if taken < given or (given == own and next(batches, None)):
             raise ValueError(_miscounted(own))
+        yield from islice(cycle(latest), repeated)
 
     def _as_agreed(self, batches: Iterator[Any]) -> Iterator[Any]:
         size, latest = 1, deque[Any](maxlen=self.every)
         ahead = list(islice(batches, size))
-        while steps := self._agreed(len(ahead) if ahead or latest or self._before else _NOTHING):
+        while steps := self._agreed(len(ahead), can_repeat=bool(latest or self._before)):
             size = min(2 * size, self.every)
             present, ahead = ahead, []
-            latest += present or ([] if latest else self._read_again())
+            latest += [batch for batch, _ in present] or ([] if latest else self._read_again())
             again = cycle([*latest])
             for k in range(steps):
-                yield self._moved_to(present[k] if k < len(present) else None, again)
+                if k < len(present):
+                    batch, state = present[k]
+                    self._before, self._state = self._state, state
+                else:
+                    batch = next(again)
+                yield batch
                 ahead += islice(batches, min(-(-size // steps), size - len(ahead)))
             ahead += islice(batches, size - len(ahead))
 
-    def _moved_to(self, pair: tuple[Any, Any] | None, again: Iterator[tuple[Any, Any]]) -> Any:
-        """Return the batch of a pair of batch and state, or if there is none, that of one of `again`."""
-        if pair is None:
-            return next(again)[0]
-        self._before, self._state = self._state, pair[1]
-        return pair[0]
-
-    def _read_again(self) -> list[tuple[Any, Any]]:
+    def _read_again(self) -> list[Any]:
         """Return the batch before the loaded state, for a rank that had ended there and must repeat one."""
         self.loader.load_state_dict(self._before)
-        return [(batch, None) for batch in islice(self.loader, 1)]
+        return [*islice(self.loader, 1)]
 
-    def _agreed(self, ready: int) -> int:
+    def _agreed(self, ready: int, *, can_repeat: bool) -> int:
         """Return the number of steps that all ranks take next."""
         drops = self.ends == "drop"
-        word = torch.tensor(ready % _NOTHING if drops else ready, device=_device(self.group))
+        word = torch.tensor([ready, not (ready or can_repeat)], device=_device(self.group))
         dist.all_reduce(word, dist.ReduceOp.MIN if drops else dist.ReduceOp.MAX, group=self.group)
-        if int(word) == _NOTHING:
+        steps, one_has_none = word.tolist()
+        if steps and one_has_none and not drops:
             raise ValueError(_NONE)
-        return int(word)
+        return int(steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the batch that the loop got last, and before it.
@@ -120,11 +117,12 @@ class EvenSteps:
         If ranks or workers are others, pass the states of all ranks as a list.
         """
         self.loader.load_state_dict(state)
-        self._state, self._before = None, None if isinstance(state, list) else state.get("before")
+        # Other readers cannot read what was before.
+        ours = _place_of(self.loader.state_dict())
+        states = state if isinstance(state, list) else [state]
+        self._before = next((one.get("before") for one in states if _place_of(one) == ours), None)
+        self._state = None
 
-
-_NOTHING = 1 << 40
-"""What a rank says that has had no batch."""
 
 _NONE = "a rank has no batch at all, so it has none to repeat: use fewer ranks, or more shards"
 
@@ -134,6 +132,10 @@ def _miscounted(expected: int) -> str:
         f"the counts of Shards say {expected} batches for this rank, but it has more or fewer. Count each "
         "file anew"
     )
+
+
+def _place_of(state: dict[str, Any]) -> tuple[int, int, int]:
+    return state["rank"], state["world_size"], len(state["lanes"])
 
 
 def _batches_of_ranks(loader: Any, state: Any) -> list[int] | None:

@@ -11,6 +11,8 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from fastload.errors import StateError
+
 Record = tuple[int, int, Any]
 """The position of a sample in its shard, that of the next one, and what `Format.sample` makes it of."""
 
@@ -24,7 +26,7 @@ class Format(Protocol):
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
         """Yield the samples of a shard whose positions are at least `start` and less than `stop`."""
 
-    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+    def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """Return the positions where part number `part` of `parts` begins and ends."""
 
     def sample(self, record: Any) -> Any:
@@ -45,7 +47,8 @@ class JsonLines:
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
         """See `Format`."""
         with open(path, "rb") as file:
-            file.seek(start)
+            if start:
+                _move_to_line(file, start)
             for line in file:
                 if stop is not None and start >= stop:
                     return
@@ -54,7 +57,7 @@ class JsonLines:
                     yield start, after, line
                 start = after
 
-    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+    def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`. A line belongs to the part in which it begins."""
         size = os.path.getsize(path)
         with open(path, "rb") as file:
@@ -63,6 +66,15 @@ class JsonLines:
     def sample(self, record: Any) -> Any:
         """See `Format`."""
         return _parsed(record)
+
+
+def _move_to_line(file: Any, start: int) -> None:
+    """Move a file to where a line begins, or the file ends."""
+    file.seek(start - 1)
+    before, after = file.read(1), file.read(1)
+    if before != b"\n" and (after or not before):
+        raise StateError(f"no line begins at byte {start}: the file has changed, or is shorter")
+    file.seek(start)
 
 
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # in C
@@ -97,7 +109,7 @@ class Parquet(_Whole):
     seeks = True
 
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
-        """See `Format`. It reads one row group after another, and and makes Python objects from `start` on."""
+        """See `Format`. It reads one row group after another, and makes Python objects from `start` on."""
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(path, memory_map=True) as file:
@@ -115,7 +127,7 @@ class Parquet(_Whole):
                         yield k, k + 1, sample
                 row += batch.num_rows
 
-    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+    def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`."""
         import pyarrow.parquet as pq
 
@@ -140,7 +152,7 @@ class Arrow(_Whole):
                     yield k, k + 1, sample
             row += batch.num_rows
 
-    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+    def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`."""
         rows = sum(batch.num_rows for batch in _arrow_batches(path))
         return rows * part // parts, rows * (part + 1) // parts
@@ -162,7 +174,8 @@ def _arrow_batches(path: Any) -> Iterator[Any]:
 class Tar(_Whole):
     """Tar files of WebDataset's layout: neighbours whose names are equal up to the first dot are one sample.
 
-    A sample is a dict of bytes by ending, with `__key__`. A position is the offset of its first header.
+    A sample is a dict of bytes by ending, with `__key__` and `__url__`, the path. A position is the offset of its first
+    header.
     """
 
     seeks = True
@@ -174,6 +187,7 @@ class Tar(_Whole):
             sample: dict[str, Any] = {}
             with tarfile.open(fileobj=file, mode="r:") as tar:
                 for member in tar:
+                    # Or it would keep every header.
                     tar.members = []  # type: ignore[attr-defined]
                     key, ending = _key_of(member.name)
                     if not member.isfile():
@@ -184,7 +198,7 @@ class Tar(_Whole):
                         sample, start = {}, member.offset
                     if stop is not None and start >= stop:
                         return
-                    sample["__key__"] = key
+                    sample["__key__"], sample["__url__"] = key, os.fspath(path)
                     sample[ending] = tar.extractfile(member).read()  # type: ignore[union-attr]
                 end = tar.offset
             file.seek(end)
@@ -197,7 +211,7 @@ class Tar(_Whole):
             if sample:
                 yield start, end, sample
 
-    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+    def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`. It reads all headers of the shard."""
         with tarfile.open(path, "r:") as tar:
             members = [m for m in tar if m.isfile()]
@@ -227,7 +241,7 @@ class Iterated(_Whole):
         for k, sample in enumerate(itertools.islice(self._function(path), start, stop), start):
             yield k, k + 1, sample
 
-    def range(self, path: Any, part: int, parts: int) -> tuple[int, int]:
+    def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`."""
         raise AssertionError("it does not seek")
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
+from fastload._kit.hashing import mix64
 from fastload.streams.chain import Stream
 from fastload.streams.passes import Element, Mark, Pass, Place
 
@@ -19,7 +20,7 @@ class Mixed(Stream):
         streams: the streams.
         weights: their shares, in any unit. Or a function of the number of samples that this reader has given, whose
             shares may change: it is called for each sample.
-        until: "all" ends when all streams have ended, and "first" when one has.
+        until: "all" ends when all streams with a share have ended, and "first" when one has.
 
     Examples:
         >>> [*fastload.streams.Mixed([stream, stream], weights=[0.5, 0.5])]
@@ -38,8 +39,8 @@ class Mixed(Stream):
                 f"weights must be {len(streams)} numbers, one for each stream, none below 0 and not all 0, got "
                 f"{weights!r}"
             )
-        self.ups, self.weights, self.until = tuple(streams), weights, until
-        self.seed = self.ups[0].seed
+        super().__init__(*streams)
+        self.weights, self.until = weights, until
 
     @property
     def form(self) -> str:
@@ -53,7 +54,8 @@ class Mixed(Stream):
 
     def count(self, place: Place) -> int | None:
         """See `Stream`."""
-        counts = [up.count(place) for up in self.ups]
+        weights = [1] * len(self.ups) if callable(self.weights) else self.weights
+        counts = [up.count(place) for up, weight in zip(self.ups, weights, strict=True) if weight]
         return None if self.until == "first" or None in counts else sum(filter(None, counts))
 
     def deal(self, marks: list[Mark], place: Place) -> list[Mark]:
@@ -71,11 +73,15 @@ class _MixedPass(Pass):
         self, stream: Mixed, place: Place, given: int, credits: Sequence[Any], marks: Sequence[Mark]
     ) -> None:
         self._stream, self._given, self._credits = stream, given, list(credits)
-        first = place.branch * len(stream.ups) + 1
         self._ups = [
-            up.open(place._replace(branch=first + k), mark)
+            up.open(place._replace(branch=mix64(place.branch ^ mix64(k + 1))), mark)
             for k, (up, mark) in enumerate(zip(stream.ups, marks, strict=True))
         ]
+
+    @property
+    def exact(self) -> bool:
+        """See `Pass`."""
+        return all(up.exact for up in self._ups)
 
     def mark(self) -> Mark:
         """See `Pass`."""
@@ -108,6 +114,10 @@ class _MixedPass(Pass):
             return weights
         try:
             shares = weights(self._given)
+            if len(shares) != len(self._ups) or not min(shares) >= 0:
+                raise ValueError(
+                    f"weights({self._given}) must give {len(self._ups)} numbers, none below 0, got {shares!r}"
+                )
         except BaseException:
             self._given += 1  # the next call asks for the next number
             raise

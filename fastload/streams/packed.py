@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from fastload.errors import SequenceError
 from fastload.sequences.packed import Packed
 from fastload.streams.blocks import Blocks
 from fastload.streams.chain import Stream
-from fastload.streams.passes import Element, Place, folded
+from fastload.streams.passes import Draws, Element, folded
 
 
 class PackedStream(Blocks):
@@ -23,7 +23,7 @@ class PackedStream(Blocks):
         up: a stream of texts, as `Packed` takes them.
         length: tokens of a row.
         size: texts that are packed together, which memory holds. The last row of a block is partly padding.
-        options: `key`, `also`, `long`, `pad`, `seed` and `max_segments` of `Packed`.
+        key, also, long, pad, seed, max_segments: those of `Packed`.
 
     Examples:
         >>> [row] = fastload.streams.PackedStream(stream, length=4)
@@ -31,19 +31,37 @@ class PackedStream(Blocks):
         [1, 1, 2, 0]
     """
 
-    def __init__(self, up: Stream, length: int = 4096, size: int = 10_000, **options: Any) -> None:
-        # It raises for a wrong argument.
-        Packed([[0]], length, **{**options, "key": None, "also": None})
-        arrays = _Arrays(length, **options)
+    def __init__(
+        self,
+        up: Stream,
+        length: int = 4096,
+        size: int = 10_000,
+        *,
+        key: Any = None,
+        also: Mapping[str, int] | None = None,
+        long: Literal["split", "truncate", "error"] = "split",
+        pad: int = 0,
+        seed: int = 0,
+        max_segments: int | None = None,
+    ) -> None:
+        options: dict[str, Any] = {
+            "long": long,
+            "pad": pad,
+            "seed": seed,
+            "max_segments": max_segments,
+        }
+        Packed([[0]], length, **options)  # it raises for a wrong argument
+        arrays = _Arrays(length, key, also, long)
         super().__init__(up.map(arrays).filter(arrays.has_tokens), size)
-        self.length, self.options = length, options
+        self.length, self.options = length, {**options, "key": key, "also": also}
 
     @property
     def form(self) -> str:
         """See `Stream`."""
-        return f"{self.ups[0].form}.PackedStream({self.length}, {self.size}, {self.options})"
+        long, seed = self.options["long"], self.options["seed"]
+        return f"{self.ups[0].form}.PackedStream({self.length}, {self.size}, {long}, seed={seed})"
 
-    def made(self, keys: list[int], samples: list[Any], place: Place) -> Iterable[Element]:
+    def made(self, keys: list[int], samples: list[Any], draws: Draws) -> Iterable[Element]:
         """See `Blocks`."""
         rows = Packed(samples, self.length, **self.options)
         base = folded(keys[0])
@@ -53,9 +71,7 @@ class PackedStream(Blocks):
 class _Arrays:
     """Makes arrays of a text, so that one that cannot be packed fails alone, before it is in a block."""
 
-    def __init__(
-        self, length: int, key: Any = None, also: Any = None, long: str = "split", **_: Any
-    ) -> None:
+    def __init__(self, length: int, key: Any, also: Any, long: str) -> None:
         self._length, self._key, self._also, self._long = length, key, [*(also or ())], long
 
     def __call__(self, text: Any) -> Any:

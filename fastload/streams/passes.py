@@ -12,7 +12,10 @@ from fastload.errors import StateError
 from fastload.random.streams import current_stream
 
 Element = tuple[int, Any]
-"""The key of a sample, an integer that no other sample of the epoch has, and the sample."""
+"""The key of a sample, which tells it from all others of the epoch, and the sample.
+
+After `flat_map`, `apply` and packing, a key is a hash of 64 bits.
+"""
 
 Mark = Any
 """Where a pass is, as JSON values. Each kind of stream has its own."""
@@ -26,13 +29,35 @@ def folded(key: int) -> int:
 class Pass(Iterator[Element]):
     """One reader's way through an epoch of a stream. If it raises, the next call goes on after what failed."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether the mark tells all. It does not if a generator of the user's may hold samples. See `Stream.apply`."""
+        return True
+
     def take(self, elements: list[Element], count: int) -> None:
         """Append up to `count` elements. If it raises, those before the failure are there."""
         elements += islice(self, count)
 
     @abstractmethod
     def mark(self) -> Mark:
-        """Return where the pass is. It takes microseconds, however many samples the steps hold."""
+        """Return where the pass is. It takes microseconds, however many samples the steps hold, but for `apply`, which
+        asks the user's code.
+        """
+
+
+class Run(Pass):
+    """A pass that takes several elements at less cost than one after another."""
+
+    def __next__(self) -> Element:
+        elements: list[Element] = []
+        self.take(elements, 1)
+        if not elements:
+            raise StopIteration
+        return elements[0]
+
+    @abstractmethod
+    def take(self, elements: list[Element], count: int) -> None:
+        """See `Pass`."""
 
 
 class Place(NamedTuple):
@@ -56,17 +81,25 @@ class Draws:
         """See `StreamSource`."""
         return mix64(folded(at or 0) ^ self._salt)
 
-    def call(self, function: Callable[[Any], Any], key: int, sample: Any) -> Any:
-        """Return `function(sample)`. In a loader, what it draws comes from the sample's own stream."""
+    def enter(self, key: int) -> None:
+        """Let what is drawn now come from the stream of a key, in a loader."""
+        if (stream := current_stream()) is not None:
+            stream.move(self, key)
+
+    def call(self, function: Callable[[Any], Any], key: int, given: Any) -> Any:
+        """Return `function(given)`. In a loader, what it draws comes from the stream of the key."""
         stream = current_stream()
-        if stream is None:
-            return function(sample)
-        before = stream.source, stream.at
-        stream.move(self, key)
         try:
-            return function(sample)
-        finally:
-            stream.move(*before)
+            if stream is None:
+                return function(given)
+            before = stream.source, stream.at
+            stream.move(self, key)
+            try:
+                return function(given)
+            finally:
+                stream.move(*before)
+        except StopIteration as error:  # it would end the stream
+            raise RuntimeError("a function of a stream raised StopIteration") from error
 
     def each(self, results: Iterable[Any], base: int) -> Iterator[Any]:
         """Return an iterator whose elements each have a random stream: a generator draws when it is asked for one."""
@@ -117,10 +150,8 @@ class Reading:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the pass is, as JSON values without any sample."""
-        form = self._stream.form
-        place = {name: getattr(self._place, name) for name in ("epoch", "reader", "readers")}
-        state = {"stream": form, **place, "mark": self._opened().mark()}
-        return {**state, "approximate": True} if self._stream.approximate else state
+        state: dict[str, Any] = self._stream.state_at(self._place, self._opened().mark())
+        return state if self._opened().exact else {**state, "approximate": True}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on after `state`, which the same reader of as many saved, or that `Stream.redealt` made for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -16,7 +17,7 @@ from fastload._kit.integers import integer
 from fastload._kit.user_errors import annotate
 from fastload.streams.chain import Stream
 from fastload.streams.formats import Format, Record, format_of
-from fastload.streams.passes import Draws, Element, Mark, Pass, Place
+from fastload.streams.passes import Draws, Element, Mark, Pass, Place, Run
 
 
 class Shards(Stream):
@@ -33,7 +34,8 @@ class Shards(Stream):
         counts: the number of samples of each path, if you know them. Then `EvenSteps` needs no word between ranks.
         shuffle: whether the order of the shards depends on the epoch. If not, it is that of `paths`.
         seed: makes that order.
-        rank, world_size: those of this process. None: of torch.distributed if it is initialised, else 0 and 1.
+        rank, world_size: those of this process. None: of torch.distributed, if that is initialised as an epoch begins,
+            else 0 and 1.
 
     Examples:
         >>> stream = fastload.streams.Shards(["numbers.jsonl"], seed=7)
@@ -52,35 +54,50 @@ class Shards(Stream):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        if isinstance(paths, str):
-            raise TypeError(f"paths must be a sequence of paths, got the string {paths!r}")
+        if isinstance(paths, str) or not (
+            hasattr(paths, "__getitem__") and hasattr(paths, "__len__")
+        ):
+            raise TypeError(
+                f"paths must be a sequence of paths in an order that all ranks know, got a {type(paths).__name__}. "
+                "Use sorted()"
+            )
         self.paths = list(paths)
         if not self.paths:
             raise ValueError("paths must name at least one shard, got none")
-        if counts is not None and len(counts) != len(self.paths):
+        if counts is not None and (len(counts) != len(self.paths) or min(counts) < 0):
             raise ValueError(
-                f"counts must have {len(self.paths)} numbers, one for each path, got {len(counts)}"
+                f"counts must be {len(self.paths)} numbers of 0 or more, one for each path, got {len(counts)} from "
+                f"{min(counts)}"
             )
-        self.counts = None if counts is None else np.asarray(counts, np.int64)
+        self.counts = None if counts is None else np.array([integer("counts", n) for n in counts])
         self.format: Format = format_of(read, self.paths[0])
+        super().__init__()
+        names = [_name_of(path) for path in self.paths]
+        self._names = zlib.crc32("\0".join(names).encode("utf-8", "surrogateescape"))
         self.shuffles, self.seed = bool(shuffle), integer("seed", seed)
-        self._rank, self._world_size = rank_of(rank, world_size)
-        self._is_alone = rank is None and self._world_size == 1
+        rank_of(rank, world_size)  # it raises for wrong ones
+        self._place = rank, world_size
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process knows no ranks.
+        return {**vars(self), "_place": rank_of(*self._place)}
 
     @property
     def rank(self) -> int:
         """Rank of this process."""
-        return self._rank
+        return rank_of(*self._place)[0]
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return self._world_size
+        return rank_of(*self._place)[1]
 
     @property
     def form(self) -> str:
         """See `Stream`. The files may be in another folder when it is resumed."""
-        return f"Shards({len(self.paths)} paths, shuffle={self.shuffles}, seed={self.seed})"
+        kind = type(self.format).__name__
+        paths = f"{len(self.paths)} paths of checksum {self._names:x}, read as {kind}"
+        return f"Shards({paths}, shuffle={self.shuffles}, seed={self.seed})"
 
     def count(self, place: Place) -> int | None:
         """See `Stream`. That of ranges of shards is not known."""
@@ -88,14 +105,18 @@ class Shards(Stream):
             return None
         return int(self.counts[self.order(place.epoch)[place.reader :: place.readers]].sum())
 
-    def idle(self, workers: int) -> str:
+    def warning(self, workers: int) -> str:
         """See `Stream`."""
-        if self._is_alone and os.environ.get("WORLD_SIZE", "1") not in ("0", "1"):
+        if (
+            self._place == (None, None)
+            and self.world_size == 1
+            and os.environ.get("WORLD_SIZE", "1") not in ("0", "1")
+        ):
             return (
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed was not initialised as Shards was "
-                "made, so every rank reads all shards. Initialise it first, or give rank and world_size"
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, but torch.distributed is not initialised, so "
+                "every rank reads all shards. Initialise it first, or give rank and world_size"
             )
-        readers, n = workers * self._world_size, len(self.paths)
+        readers, n = workers * self.world_size, len(self.paths)
         if self.format.seeks or readers <= n:
             return ""
         return (
@@ -130,7 +151,8 @@ class Shards(Stream):
         whole = np.zeros(len(self.paths) * ranges, bool)
         for share, k, position in marks:
             for number, start in self.items(share)[k:]:
-                at, position = start if position is None else position, None
+                at = start if position is None else position
+                position = None  # it belongs to the first item
                 if at is None:
                     whole[number] = True
                 else:
@@ -158,7 +180,7 @@ _MOST_RANGES = 1 << 16
 """Into how many ranges all shards may be divided again: the state has a bit for each."""
 
 
-class _ShardsPass(Pass):
+class _ShardsPass(Run):
     def __init__(self, stream: Shards, place: Place, share: Any, item: int, position: Any) -> None:
         self._stream, self._share = stream, share
         self._item, self._position = item, position
@@ -169,13 +191,6 @@ class _ShardsPass(Pass):
     def mark(self) -> Mark:
         """See `Pass`."""
         return [self._share, self._item, self._position]
-
-    def __next__(self) -> Element:
-        elements: list[Element] = []
-        self.take(elements, 1)
-        if not elements:
-            raise StopIteration
-        return elements[0]
 
     def take(self, elements: list[Element], count: int) -> None:
         """See `Pass`."""
@@ -199,7 +214,7 @@ class _ShardsPass(Pass):
         self._shard = int(self._order[number // ranges])
         path, begin, stop = self._stream.paths[self._shard], 0, None
         if ranges > 1:
-            begin, stop = form.range(path, number % ranges, ranges)
+            begin, stop = form.bounds(path, number % ranges, ranges)
         if self._position is None:
             self._position = begin if start is None else max(begin, start)
         if form.seeks:
@@ -208,6 +223,12 @@ class _ShardsPass(Pass):
             records = self._draws.each(form.read(path, 0, None), mix64(self._shard))
             self._records = islice(records, self._position, None)
         return self._records
+
+
+def _name_of(path: Any) -> str:
+    if isinstance(path, str | os.PathLike):
+        return os.path.basename(os.fsdecode(path))
+    return str(path) if isinstance(path, int) else type(path).__name__
 
 
 def _bits(text: str) -> NDArray[np.uint8]:

@@ -81,6 +81,10 @@ def is_kept(n: int) -> bool:
     return n % 3 != 1
 
 
+def at_random(_: int) -> bool:
+    return random.random() < 0.7
+
+
 def several(n: int) -> list[int]:
     return [10 * n + k for k in range(n % 4)]
 
@@ -126,7 +130,7 @@ class Late:
         return self.held.pop(0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"held": [*self.held]}
+        return {"held": self.held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.held = [*state["held"]]
@@ -141,6 +145,8 @@ def chain(
 ) -> Stream:
     """Return a random stream of integers."""
     stream = source(rng, folder)
+    if steps == SAME_DRAWS and rng.random() < 0.5:
+        stream = stream.filter(at_random)
     if mixes and rng.random() < 0.3:
         stream = Mixed([chain(rng, folder, steps, mixes=False) for _ in range(3)], changing)
         if rng.random() < 0.5:

@@ -75,6 +75,26 @@ def test_hub_refuses_a_buffer_of_its_own_and_what_is_no_stream() -> None:
         from_hub(datasets.Dataset.from_dict({"id": [1]}))
 
 
+def test_hub_refuses_steps_that_must_see_all_shards() -> None:
+    datasets = pytest.importorskip("datasets")
+    from datasets.distributed import split_dataset_by_node
+
+    of = datasets.IterableDataset.from_generator(numbers, gen_kwargs={"files": [1, 2]})
+    from_hub(of.map(lambda x: x, batched=True).filter(bool))
+    for refused in (
+        of.take(5),
+        of.skip(5).map(lambda x: x),
+        of.repeat(2),
+        of.map(lambda x, k: x, with_indices=True).filter(bool),
+        of.filter(lambda x, k: True, with_indices=True),
+        datasets.interleave_datasets([of, of], [0.8, 0.2], seed=0),
+    ):
+        with pytest.raises(ValueError, match="reads each shard by itself"):
+            from_hub(refused)
+    with pytest.raises(ValueError, match="split_dataset_by_node"):
+        from_hub(split_dataset_by_node(of, 0, 2))
+
+
 def odd_upper(pair: tuple[str, int]) -> tuple[str, int]:
     return f"n{pair[0]}", pair[1] + 1
 
@@ -95,3 +115,20 @@ def test_webdataset(tmp_path: Path) -> None:
             assert Counter((str(a), int(b)) for a, b in loader) == expected
     with pytest.raises(ValueError, match="'batched': it holds samples"):
         from_webdataset(pipeline.batched(4))
+    for refused in (
+        pipeline.with_epoch(5),
+        wds.WebDataset(paths, shardshuffle=False).repeat(2),
+        wds.WebDataset(paths, resampled=True, shardshuffle=False),
+        wds.WebDataset(paths, shardshuffle=False, select_files=lambda name: True),
+    ):
+        with pytest.raises(ValueError, match="each sample of its shards once an epoch"):
+            from_webdataset(refused)
+
+
+def test_a_stage_of_ones_own_sees_all_samples(tmp_path: Path) -> None:
+    wds = pytest.importorskip("webdataset")
+    write("tar", tmp_path / "0.tar", [*range(30)])
+    pipeline = wds.WebDataset([str(tmp_path / "0.tar")], shardshuffle=False).to_tuple("id")
+    every_other = pipeline.compose(lambda samples: (s for k, s in enumerate(samples) if k % 2))
+    with fastload.DataLoader(from_webdataset(every_other), batch_size=None) as loader:
+        assert [int(n) for (n,) in loader] == [*range(1, 30, 2)]

@@ -11,12 +11,15 @@ import gzip
 import io
 import itertools
 import json
+import pickle
 import random
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -302,24 +305,77 @@ def test_what_is_left_of_few_shards_is_divided_among_more_readers(
 
 
 def test_sources_of_a_mixture_draw_other_numbers(tmp_path: Path) -> None:
-    for name in "ab":
+    for name in "abcdef":
         write("own", tmp_path / name, [*range(5)])
-    streams = [Shards([tmp_path / name], own).map(lambda _: random.random()) for name in "ab"]
-    with loader(Mixed(streams, [1, 1]), 0) as both:
-        assert len({*samples(both)}) == 10
+    streams = [Shards([tmp_path / name], own).map(lambda _: random.random()) for name in "abcdef"]
+    nested = Mixed([Mixed(streams[:4], [1] * 4), Mixed(streams[4:], [1, 1])], [1, 1])
+    with loader(nested, 0) as all_of_them:
+        assert len({*samples(all_of_them)}) == 30
 
 
-def test_a_state_does_not_double_with_each_flat_map(tmp_path: Path) -> None:
+def test_a_state_of_several_flat_maps_is_small(tmp_path: Path) -> None:
     stream: Stream = Shards(lines(tmp_path, 40))
-    for _ in range(8):
+    for _ in range(3):
         stream = stream.flat_map(lambda x: [x])
     it = reading(stream, 0, 0, 1)
     assert len([*itertools.islice(it, 7)]) == 7
     size = len(json.dumps(it.state_dict()))
     del it  # and its open files
-    assert size < 4000
+    assert size < 1500
 
 
 def test_a_stream_whose_turn_comes_later_is_not_lost(tmp_path: Path) -> None:
     first, then = (Shards([path]) for path in lines(tmp_path, 10, 30))
     assert len([*Mixed([first, then], lambda n: [1, 0] if n < 20 else [0, 1])]) == 40
+
+
+@pytest.mark.parametrize("step", ["map", "filter", "flat_map"])
+def test_stop_iteration_of_a_function_ends_nothing(step: str, tmp_path: Path) -> None:
+    def ends(n: int) -> list[int]:
+        if n == 7:
+            raise StopIteration
+        return [n]
+
+    stream = getattr(Shards(lines(tmp_path, 20)).map(id_of), step)(ends)
+    found, errors = drained(iter(stream))
+    assert (len(found), errors) == (19, ["RuntimeError"])
+
+
+def test_a_file_that_was_replaced_is_noticed_in_mid_line(tmp_path: Path) -> None:
+    [path] = lines(tmp_path, 20)
+    it = reading(stream := Shards([path]).map(id_of), 0, 0, 1)
+    assert [*itertools.islice(it, 7)] == [*range(7)]
+    state = it.state_dict()
+    path.write_text("1234567890" * 30)
+    with pytest.raises(StateError, match="no line begins at byte"):
+        next(reading(stream, 0, 0, 1, state))
+
+
+def test_paths_in_no_order_are_refused(tmp_path: Path) -> None:
+    for paths in ({"a", "b"}, tmp_path.glob("*")):
+        with pytest.raises(TypeError, match="in an order that all ranks know"):
+            Shards(paths)  # type: ignore[arg-type]
+
+
+def test_a_state_knows_names_and_format(tmp_path: Path) -> None:
+    paths = lines(tmp_path, 5, 5)
+    state = reading(Shards(paths), 0, 0, 1).state_dict()
+    (tmp_path / "moved").mkdir()
+    moved = [path.rename(tmp_path / "moved" / path.name) for path in paths]
+    assert len([*reading(Shards(moved), 0, 0, 1, state)]) == 10
+    for other in (Shards(moved[::-1]), Shards(moved, "tar")):
+        with pytest.raises(StateError, match="checksum"):
+            reading(other, 0, 0, 1, state)
+
+
+def test_the_rank_is_that_of_the_time_of_reading(tmp_path: Path) -> None:
+    stream = Shards(lines(tmp_path, 5, 5)).map(id_of)
+    said = {"is_initialized": True, "get_rank": 1, "get_world_size": 2}
+    with ExitStack() as joined:
+        for name, value in said.items():
+            joined.enter_context(mock.patch(f"torch.distributed.{name}", return_value=value))
+        copied = pickle.loads(pickle.dumps(stream.ups[0]))
+        assert (stream.rank, stream.world_size) == (1, 2)
+        assert len([*stream]) == 5
+    assert (stream.rank, stream.world_size) == (0, 1)
+    assert (copied.rank, copied.world_size) == (1, 2)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Iterator
@@ -20,9 +21,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fastload.streams import EvenSteps
+from fastload.streams import EvenSteps, Mixed
+from fastload.streams.passes import Place
 from tests.streams.chains import source
 from tests.streams.test_loaders import loader, samples
+from tests.streams.test_resume import reading
 
 RANKS = 3
 
@@ -95,11 +98,12 @@ def with_counts(rank: int, meeting: str, folder: str) -> None:
         with make(counted) as stopped, make(counted) as resumed:
             even = EvenSteps(stopped, ends)
             batches = list(even)
-            stop = rng.randint(1, len(batches) - 1)
+            stop = len(batches) - rng.choice([0, 0, 1, 2, len(batches) - 1])
             stopped.set_epoch(0)
             head = [*islice(even, stop)]
-            state = json.loads(json.dumps(even.state_dict()))
-            (even := EvenSteps(resumed, ends)).load_state_dict(state)
+            states: list[Any] = [None] * RANKS
+            dist.all_gather_object(states, json.loads(json.dumps(even.state_dict())))
+            (even := EvenSteps(resumed, ends)).load_state_dict(states if case % 2 else states[rank])
             rest = same(even)
             assert len(head) + len(rest) == len(batches)
             assert {*samples(head), *samples(rest)} == {*samples(batches)}
@@ -128,3 +132,30 @@ def test_wrong_counts_are_an_error(counts: list[int], tmp_path: Path) -> None:
         pytest.raises(ValueError, match="counts of Shards say"),
     ):
         list(EvenSteps(them))
+
+
+def test_counts_are_those_of_what_is_read(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    shards = source(rng, tmp_path, "jsonl", sizes := [4, 9, 1, 30, 2], counts=sizes)
+    own = source(rng, tmp_path, "own", sizes, counts=sizes)
+    known = [
+        shards,
+        shards.shuffle(5),
+        Mixed([shards, own.shuffle(2)], [1, 2]),
+        Mixed([shards, own], [0, 1]),
+        Mixed([shards, own], lambda n: [1, n % 2]),
+    ]
+    for stream, readers in itertools.product(known, [1, 3, 5]):
+        for reader in range(readers):
+            place = Place(1, reader, readers)
+            assert stream.count(place) == len([*reading(stream, 1, reader, readers)])
+    assert own.count(Place(0, 6, 7)) == 0
+    unknown = [
+        shards.filter(bool),
+        shards.flat_map(lambda n: [n]),
+        shards.apply(iter),
+        Mixed([shards, own], [1, 1], until="first"),
+        source(rng, tmp_path, "jsonl", sizes),
+    ]
+    assert [stream.count(Place(0, 0, 1)) for stream in unknown] == [None] * len(unknown)
+    assert shards.count(Place(0, 0, 6)) is None  # parts of shards

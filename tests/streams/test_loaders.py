@@ -37,11 +37,15 @@ def loader(
     **options: Any,
 ) -> fastload.DataLoader[Any]:
     stream = copy.deepcopy(stream)
-    for shards in stream._sources():
-        shards._rank, shards._world_size = rank, world_size
+    for shards in sources(stream):
+        shards._place = rank, world_size
     method = {"worker_method": kind} if workers else {}
     options = {"batch_size": 4, "collate_fn": list, **method, **options}
     return fastload.DataLoader(stream, num_workers=workers, **options)
+
+
+def sources(stream: Any) -> list[Any]:
+    return [found for up in stream.ups for found in sources(up)] or [stream]
 
 
 def samples(batches: Iterable[Any]) -> list[Any]:
@@ -137,3 +141,14 @@ def test_workers_without_shards_are_named(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert samples(them) == [1, 2, 3]
+
+
+def test_other_workers_draw_the_same_below_a_flat_map(tmp_path: Path) -> None:
+    stream = source(random.Random(0), tmp_path, "jsonl", [20] * 3)
+    stream = stream.filter(lambda n: random.random() < 0.5).flat_map(lambda n: [n, n + 0.5])
+    for stop in range(8):
+        with loader(stream, 2) as whole, loader(stream, 2) as stopped, loader(stream, 3) as resumed:
+            expected = samples(whole)
+            head = samples(itertools.islice(stopped, stop))
+            resumed.load_state_dict(stopped.state_dict())
+            assert sorted([*head, *samples(resumed)]) == sorted(expected)
