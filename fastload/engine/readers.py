@@ -25,6 +25,7 @@ from fastload.processes.segments import Segments
 from fastload.processes.starting import start_children
 from fastload.random.global_states import random_states_kept
 from fastload.random.streams import entered
+from fastload.reading.ahead import LookAhead
 from fastload.reading.fetch import Fetcher, WorkerContext, finish, read_run
 from fastload.reading.modes import Modes, modes_of_thread
 from fastload.safety import WorkerCopies
@@ -60,6 +61,9 @@ class Readers(ABC):
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )
+        # A process tells its own copy of the dataset.
+        dataset = None if self.in_turn else settings.dataset
+        self.ahead = LookAhead(dataset, source, self.window.telling)
         self._segments = Segments()
         self.pools = what.pool, self._segments
         for pool in self.pools:
@@ -77,6 +81,11 @@ class Readers(ABC):
         as through a `multiprocessing.Value`.
         """
         return not (self.in_turn or self._survey is None or self._survey.hears_messages())
+
+    def forget_at_end(self, team: Team) -> None:
+        """Let a thread wait for the end: a finalizer may close the window, and must call no user code."""
+        if self.ahead.listens:
+            team.launch("fastload-look-ahead", forget_at_end, self.window, self.ahead)
 
     @abstractmethod
     def start(self, seed: int) -> Team:
@@ -110,7 +119,9 @@ class Loop(Readers):
             modes = modes.shared()
         wait = self.window.changes.wait
         self._context = WorkerContext(own, info, self.what, wait, modes, alone=not n)
-        return Team(self.window)
+        team = Team(self.window)
+        self.forget_at_end(team)
+        return team
 
     def read(self, batch: Batch) -> None:
         """Read a batch in this thread, in the modes of `iter()`."""
@@ -153,6 +164,7 @@ class Threads(Readers):
                 if window.collected:
                     team.launch("fastload-collector", collect, window, device, torch_threads)
                 team.wait_until_set_up()
+                self.forget_at_end(team)
         except BaseException:
             window.close()
             join([team])
@@ -210,6 +222,13 @@ def collect(window: Window[Batch], device: int | None, torch_threads: int, team:
             pin_batch(batch)
             window.publish(batch)
             del batch  # not kept while waiting
+
+
+def forget_at_end(window: Window[Batch], ahead: LookAhead, team: Team) -> None:
+    """Once a window is closed, let the dataset forget what is not read any more."""
+    window.changes.wait(lambda: False)
+    with busy:
+        ahead.forget(over=True)
 
 
 class Processes(Readers):
