@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
+from fastload._kit.will_read import will_read_of
 from fastload.engine.choice import Chosen
 from fastload.engine.crew import Crew
 from fastload.engine.pinning import pin_batch, pins
@@ -53,8 +54,9 @@ class Readers(ABC):
             if settings.persistent_workers:
                 self._survey.graph.keep_lists()
         parallel = source.batches_in_parallel or self.in_turn
+        hears = self.in_turn and will_read_of(settings.dataset) is not None
         self.window: Window[Batch] = Window(
-            settings.depth(who.number, batches_in_parallel=parallel),
+            settings.depth(who.number, batches_in_parallel=parallel, hears=hears),
             in_order=settings.in_order,
             collected=self._pins and who.number > 0,
             lanes=0 if self.in_turn else settings.lanes,

@@ -5,7 +5,7 @@
   the sampler has fixed its order. No state counts them.
 - It gets one empty list when the loop ends, however that ends, and before another epoch replaces one that was left.
 - If it raises, its batch raises that, with a note that names the dataset. An error for the empty list is logged.
-- `will_read` is found through Subset and ConcatDataset. A dataset without it pays nothing.
+- `will_read` is found through Subset, ConcatDataset and `Packed`. A dataset without it pays nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from torch.utils.data import BatchSampler, ConcatDataset, Dataset, Sampler, Subs
 import fastload
 from fastload import DataLoader
 from fastload._kit.will_read import will_read_of
+from fastload.measure.samples import Numbered
+from fastload.sequences import Packed
 from tests.fakes import Numbers, fastload_threads
 
 WAIT_S = 30.0
-FORK = {"worker_method": "process", "multiprocessing_context": "fork"}
-SPAWN = {"worker_method": "process", "multiprocessing_context": "spawn"}
+FORK: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "fork"}
+SPAWN: dict[str, Any] = {"worker_method": "process", "multiprocessing_context": "spawn"}
 KINDS: dict[str, dict[str, Any]] = {
     "loop": {"num_workers": 0},
     "threads": {"num_workers": 2},
@@ -187,6 +189,17 @@ def test_a_process_hears_of_all_that_it_was_sent_before_it_goes_on(method: str, 
     [events] = heard(log).values()
     before = events[: events.index(("read", 4))]
     assert [what for what, _ in before].count("told") >= 4
+
+
+def test_three_batches_for_each_process_are_in_flight_by_default(log: Path) -> None:
+    gate = multiprocessing.get_context("fork").Event()
+    loader = DataLoader(Gated(log, gate), batch_size=2, num_workers=2, **FORK)
+    batches = iter(loader)
+    gate.set()
+    assert len(list(batches)) == 12
+    [events] = [events for events in heard(log).values() if ("read", 0) in events]
+    before = events[: events.index(("read", 4))]  # of its second batch
+    assert [value for what, value in before if what == "told"][:3] == [[0, 1], [4, 5], [8, 9]]
 
 
 def test_the_loop_hears_of_two_more_and_no_state_counts_them(log: Path) -> None:
@@ -443,6 +456,23 @@ def test_it_is_found_through_torchs_wrappers() -> None:
     assert (a.told, b.told) == ([[0]], [[7, 7, 8]])
     will_read([])
     assert (a.told, b.told) == ([[0], []], [[7, 7, 8], []])
+
+
+def test_it_is_found_through_fastloads_wrappers() -> None:
+    class Texts(Told):
+        def __getitem__(self, index: int) -> Any:
+            return [index] * 3
+
+    texts = Texts(6)
+    rows = Packed(texts, length=6, lengths=[3] * 6, max_segments=2)
+    assert [batch["tokens"].shape[0] for batch in DataLoader(rows, batch_size=2)] == [2, 1]
+    assert [len(batch) for batch in texts.told] == [4, 2, 0]
+    assert sorted(texts.told[0] + texts.told[1]) == [*range(6)]
+    found: Any = Told(4)
+    assert will_read_of(Numbered(found)) == found.will_read
+    nothing: Any = Numbers(4)
+    assert will_read_of(Numbered(nothing)) is None
+    assert will_read_of(Packed([[1]], length=4)) is None
 
 
 def test_an_index_that_is_out_of_range_raises_only_as_it_is_read() -> None:
