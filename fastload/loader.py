@@ -53,8 +53,8 @@ class DataLoader(TorchDataLoader[T]):
     Memory: at most (batches in flight + batches kept by the loop + 1) x bytes of a batch. At most `prefetch_batches`
     batches are in flight, or `prefetch_factor * num_workers` if only that is given. The default is `2 +
     ceil(num_workers / batch_size)` for torch's own collate in threads, and `2 + num_workers` for processes, your own
-    `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`. A TensorDataset with batches of up to 1 MiB
-    starts no worker: the loop copies them faster. These arguments are beyond torch's, and keyword-only:
+    `collate_fn`, `__getitems__`, an iterable dataset or `batch_size=None`. Processes have `3 * num_workers` for one
+    with `will_read`. The loop copies a TensorDataset's batches of up to 1 MiB. Keyword-only, and beyond torch's:
 
     Args:
         seed: makes the order of `shuffle=True`, and what any other sampler draws from global generators, a pure

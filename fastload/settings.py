@@ -195,14 +195,16 @@ class Settings:
         size = self.batch_size or getattr(self.sampler, "batch_size", None)
         return size if isinstance(size, int) and size > 0 else None
 
-    def depth(self, num_workers: int, *, batches_in_parallel: bool) -> int:
-        """Return the most batches in flight; see the docstring of `DataLoader`."""
+    def depth(self, num_workers: int, *, batches_in_parallel: bool, hears: bool = False) -> int:
+        """Return the most batches in flight; see `DataLoader`. `hears`: `will_read` runs in the worker processes."""
         if num_workers == 0:
             return 1
         if self.prefetch_batches is not None:
             return self.prefetch_batches
         if self.prefetch_factor is not None:
             return self.prefetch_factor * num_workers
+        if hears:  # a batch is read and one is sent: a third one is known before the first is over
+            return 3 * num_workers
         if batches_in_parallel:
             return 2 + num_workers
         return 2 + math.ceil(num_workers / (self.samples_per_batch or 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,11 +20,14 @@ from fastload.engine.team import Team, join
 from fastload.engine.window import Window
 from fastload.errors import LoaderClosedError, LoaderTimeoutError, StateError, WorkerDiedError
 from fastload.memory.batch import Batch
-from fastload.order.batches import has_pure_order
+from fastload.order.batches import can_run_ahead, has_pure_order
 from fastload.order.epochs import Epochs
 from fastload.order.order import Order
 from fastload.order.sampler_state import rank_sampler
 from fastload.telemetry import span, waiting_span
+
+AHEAD = 2
+"""Of how many batches beyond the one that it reads a loop without workers tells a dataset; see `LookAhead`."""
 
 
 class LoaderIterator(Iterator[Any]):
@@ -57,6 +61,7 @@ class LoaderIterator(Iterator[Any]):
         self._seed: int | None = None  # of the latest epoch's streams
         self._ahead: Order | None = None  # of the next epoch, if the workers have begun it
         self._ended = False
+        self._told = deque[Batch]()  # what the loop reads next, if it is to read itself
 
     # ---- epochs ----
 
@@ -73,12 +78,15 @@ class LoaderIterator(Iterator[Any]):
                 self._ahead = None
                 if order is not ahead:
                     self._window.discard()
+                    self._told.clear()
+                    readers.ahead.forget()
                 self._begun = False  # whether the loop has asked for a batch
                 self._ended = False
                 self.counts.begin(settings, order.epoch, self._window, order.recorders)
                 starts, self._seed = self._seed is None, order.seed
                 if starts:
-                    if settings.worker_init_fn is None and not readers.in_turn:
+                    may_fail = settings.worker_init_fn is not None or readers.ahead.listens
+                    if not (may_fail or readers.in_turn):
                         self._issue()  # before the threads start: each finds work at once
                     self.team = readers.start(order.worker_seed)
                     self.counts.children = self.team.children
@@ -123,6 +131,8 @@ class LoaderIterator(Iterator[Any]):
         if not self._settings.persistent_workers:
             self._window.close()
             join([self.team])
+        elif self._ahead is None:  # else it was told of the next epoch
+            self._readers.ahead.forget()
         self.counts.learn()
         self.counts.tell()
 
@@ -237,7 +247,7 @@ class LoaderIterator(Iterator[Any]):
         self._window.check()
         if isinstance(self._readers, Loop):
             started = perf_counter()
-            batch = _next_of(self._order)
+            batch = self._next_in_loop()
             if batch is not None and batch.error is None:
                 self._readers.read(batch)
             self._window.check()
@@ -259,6 +269,15 @@ class LoaderIterator(Iterator[Any]):
         self._issue()
         return batch
 
+    def _next_in_loop(self) -> Batch | None:
+        """Return the next batch for the loop to read. Tell the dataset of it, and of later ones if they are fixed."""
+        ahead, order, told = self._readers.ahead, self._order, self._told
+        most = AHEAD if ahead.listens and can_run_ahead(self._settings.sampler) else 0
+        while len(told) <= most and not order.exhausted and (batch := _next_of(order)) is not None:
+            ahead.announce(batch)
+            told.append(batch)
+        return told.popleft() if told else None
+
     def _issue(self, *, waits: bool = False) -> None:
         """Fill the window, if there are workers. `waits`: if no batch is in flight, wait for the order."""
         if isinstance(self._readers, Loop):
@@ -268,6 +287,7 @@ class LoaderIterator(Iterator[Any]):
             if not (order.is_ready() or (waits and self._window.oldest() is None)):
                 return
             if (batch := _next_of(order)) is not None:
+                self._readers.ahead.announce(batch)
                 self._window.issue(batch)
             else:
                 order = self._begin_early() or order

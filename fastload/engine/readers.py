@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from fastload._kit.torch_private import make_worker_info, show_worker_info_in_threads
+from fastload._kit.will_read import will_read_of
 from fastload.engine.choice import Chosen
 from fastload.engine.crew import Crew
 from fastload.engine.pinning import pin_batch, pins
@@ -25,6 +26,7 @@ from fastload.processes.segments import Segments
 from fastload.processes.starting import start_children
 from fastload.random.global_states import random_states_kept
 from fastload.random.streams import entered
+from fastload.reading.ahead import LookAhead
 from fastload.reading.fetch import Fetcher, WorkerContext, finish, read_run
 from fastload.reading.modes import Modes, modes_of_thread
 from fastload.safety import WorkerCopies
@@ -52,14 +54,18 @@ class Readers(ABC):
             if settings.persistent_workers:
                 self._survey.graph.keep_lists()
         parallel = source.batches_in_parallel or self.in_turn
+        hears = self.in_turn and will_read_of(settings.dataset) is not None
         self.window: Window[Batch] = Window(
-            settings.depth(who.number, batches_in_parallel=parallel),
+            settings.depth(who.number, batches_in_parallel=parallel, hears=hears),
             in_order=settings.in_order,
             collected=self._pins and who.number > 0,
             lanes=0 if self.in_turn else settings.lanes,
             max_bytes=settings.prefetch_bytes,
             run_seconds=source.run_seconds,
         )
+        # A process tells its own copy of the dataset.
+        dataset = None if self.in_turn else settings.dataset
+        self.ahead = LookAhead(dataset, source, self.window.telling)
         self._segments = Segments()
         self.pools = what.pool, self._segments
         for pool in self.pools:
@@ -77,6 +83,11 @@ class Readers(ABC):
         as through a `multiprocessing.Value`.
         """
         return not (self.in_turn or self._survey is None or self._survey.hears_messages())
+
+    def forget_at_end(self, team: Team) -> None:
+        """Let a thread wait for the end: a finalizer may close the window, and must call no user code."""
+        if self.ahead.listens:
+            team.launch("fastload-look-ahead", forget_at_end, self.window, self.ahead)
 
     @abstractmethod
     def start(self, seed: int) -> Team:
@@ -110,7 +121,9 @@ class Loop(Readers):
             modes = modes.shared()
         wait = self.window.changes.wait
         self._context = WorkerContext(own, info, self.what, wait, modes, alone=not n)
-        return Team(self.window)
+        team = Team(self.window)
+        self.forget_at_end(team)
+        return team
 
     def read(self, batch: Batch) -> None:
         """Read a batch in this thread, in the modes of `iter()`."""
@@ -153,6 +166,7 @@ class Threads(Readers):
                 if window.collected:
                     team.launch("fastload-collector", collect, window, device, torch_threads)
                 team.wait_until_set_up()
+                self.forget_at_end(team)
         except BaseException:
             window.close()
             join([team])
@@ -210,6 +224,13 @@ def collect(window: Window[Batch], device: int | None, torch_threads: int, team:
             pin_batch(batch)
             window.publish(batch)
             del batch  # not kept while waiting
+
+
+def forget_at_end(window: Window[Batch], ahead: LookAhead, team: Team) -> None:
+    """Once a window is closed, let the dataset forget what is not read any more."""
+    window.changes.wait(lambda: False)
+    with busy:
+        ahead.forget(over=True)
 
 
 class Processes(Readers):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
+from fastload._kit.will_read import WillRead, will_read_of
 from fastload.errors import UsageError
 from fastload.measure.options import ImageList
 from fastload.reading.rows import filler
@@ -43,6 +44,11 @@ class Numbered(Dataset[tuple[Any, Any, int]]):
     def __getitem__(self, index: int) -> tuple[Any, Any, int]:
         image, label, *_ = self.dataset[index]
         return image, label, index
+
+    @property
+    def will_read(self) -> WillRead | None:
+        """What tells the wrapped dataset what is read soon, or None if it does not listen."""
+        return will_read_of(self.dataset)
 
     def empty_sample(self) -> Any:
         """Return an empty sample, or None if the wrapped dataset does not fill rows; see `fastload.rows`."""

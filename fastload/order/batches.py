@@ -332,6 +332,11 @@ def has_pure_order(sampler: Any) -> bool:
     return _is_plain(sampler, RankSampler, SequentialSampler)
 
 
+def can_run_ahead(sampler: Any) -> bool:
+    """Return whether the order is fixed before the first batch, so that taking later ones early changes nothing."""
+    return draws_nothing(sampler) or _is_random(sampler)
+
+
 def draws_nothing(sampler: Any) -> bool:
     """Return whether the sampler draws from no generator, so that the order depends on its attributes alone."""
     return _is_plain(sampler, RankSampler, SequentialSampler, DistributedSampler)

@@ -72,6 +72,10 @@ class Wire:
             return False
         return True
 
+    def has_more(self) -> bool:
+        """Return whether `receive` would not wait."""
+        return can_be_read(self._socket.fileno(), 0)
+
     def receive(self, *, waits: bool = True) -> tuple[memoryview, list[int]] | None:
         """Return the next message, which is valid until the next call. Return None if none came and this must not wait.
 

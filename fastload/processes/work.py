@@ -10,6 +10,7 @@ import pickle
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +29,7 @@ from fastload.processes.packing import Packed, pack, unpack
 from fastload.processes.segments import ProcessMemory, Segment, TicketMemory
 from fastload.processes.wire import Wire
 from fastload.random.keys import StreamKeys
+from fastload.reading.ahead import LookAhead
 from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.reading.runs import Claim, Runs
@@ -70,6 +72,8 @@ class Work:
         channels_last = settings.memory_format is torch.channels_last
         self._memory = ProcessMemory(job.workers[0], channels_last=channels_last)
         self.fetcher = Fetcher(settings, notices, self._memory)
+        # Only called under the lock below.
+        self._ahead = LookAhead(settings.dataset, self.fetcher.source, nullcontext())
         shares = len(job.workers) > 1
         self._changed = threading.Condition()  # owns the fields below
         self._runs: Runs[Batch] = Runs(
@@ -102,6 +106,8 @@ class Work:
 
         with self._changed:
             self._active.discard(worker)  # wakes none: if there is work, this worker takes it
+            while self._ahead.listens and not self._receiving and self._wire.has_more():
+                self._receive()  # the dataset hears of all that came before the first of it is read
         claim = self._wait(found, may_read)
         self._marks[k] = claim.ticket.number
         self._memory.use(self._memories[claim.ticket.number])
@@ -161,6 +167,8 @@ class Work:
             self._changed.acquire()
             self._receiving = False
             self._ended = received is None
+            if self._ended:
+                self._ahead.forget()
             self._changed.notify_all()
         assert received is not None
         what, found = pickle.loads(received[0])
@@ -182,6 +190,7 @@ class Work:
             segment = self._segments[ticket.segment]
         if ticket.keys is not None:
             self._keys[ticket.lane] = ticket.keys
+            self._ahead.forget()  # an epoch begins, and the one before is read or dropped
         place: dict[str, Any] = {
             "keys": self._keys[ticket.lane],
             "recorders": defaultdict(Observed),  # by worker: each touches its own
@@ -198,6 +207,7 @@ class Work:
         batch.number = ticket.number
         self._memories[ticket.number] = self._memory.begin(segment)
         self.heard.begin(batch)
+        self._ahead.announce(batch)
         lane = self._job.workers.index(ticket.lane) if self._iterable else 0
         self._runs.add(batch, lane)
 

@@ -60,6 +60,10 @@ class Source:
         batch.given, batch.builder = given, self._builder(n)
         return batch
 
+    def ahead(self, batch: Batch) -> list[Any]:
+        """Return the indices by which a batch is read, for `will_read`. Return none if they cannot be told."""
+        return list(batch.indices)
+
     def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
         """Fill units `start` to `stop` of a batch, as far as possible. Return the positions that are missing.
 
@@ -86,6 +90,10 @@ class Unbatched(Source):
         batch.given, batch.builder = given, self._builder(1)
         return batch
 
+    def ahead(self, batch: Batch) -> list[Any]:
+        """See `Source`."""
+        return list(batch.given if isinstance(batch.given, list) else batch.indices)
+
 
 class Batches(Source):
     """Reads a batch with one call of the dataset's `__getitems__`."""
@@ -102,6 +110,10 @@ class Batches(Source):
         batch = Batch(1, indices, size=len(indices), **place)
         batch.given = given
         return batch
+
+    def ahead(self, batch: Batch) -> list[Any]:
+        """See `Source`. One sample is what the dataset makes of it."""
+        return list(batch.given) if _is_collection(batch.given) else []
 
     def fill(self, batch: Batch, start: int, stop: int, reader: Reader) -> Iterable[range]:
         """See `Source`. After an error that `on_error` handles, all is missing: so the bad samples are found."""

@@ -67,7 +67,8 @@ class Walk:
         # They stay alive, so that their ids stay valid.
         self._seen: dict[tuple[int, bool], Any] = {}
         self._read: set[int] = set()
-        self._names = {"__getitem__", "__getitems__", "__len__", "__call__", "forward", "fill_rows"}
+        self._names = {"__getitem__", "__getitems__", "__len__", "__call__", "forward"}
+        self._names |= {"fill_rows", "will_read"}
         self._methods: dict[str, list[Any]] = {}  # not read yet
         self._instances: dict[type, list[Any]] = {}
         self._calls: list[tuple[type, Path, str]] = []

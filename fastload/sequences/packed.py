@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices, integer
+from fastload._kit.will_read import WillRead, will_read_of
 from fastload.errors import SequenceError
 from fastload.order.batches import set_id_of
 from fastload.rows import Run
@@ -174,12 +175,29 @@ class Packed(Dataset[dict[str, Tensor]]):
                 missing.append(k)
         return missing
 
+    @property
+    def will_read(self) -> WillRead | None:
+        """What tells `dataset` which samples are read soon, or None if it does not listen."""
+        inner = will_read_of(self.dataset)
+        if inner is None:
+            return None
+        there = range(len(self))
+        return lambda rows: inner(
+            [k for row in rows if row in there for k in self._row(row)[1].tolist()]
+        )
+
+    def _row(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the pieces of a row, and the sample of each."""
+        pieces = self._pieces[self._begins[row] : self._begins[row + 1]].astype(np.int64)
+        if self._firsts is None:
+            return pieces, pieces
+        return pieces, np.searchsorted(self._firsts, pieces, side="right") - 1
+
     def _fill(self, row: int, into: Mapping[str, NDArray[Any]]) -> None:
         """Write a row."""
-        pieces = self._pieces[self._begins[row] : self._begins[row + 1]].astype(np.int64)
-        samples, starts = pieces, np.zeros_like(pieces)
+        pieces, samples = self._row(row)
+        starts = np.zeros_like(pieces)
         if self._firsts is not None:
-            samples = np.searchsorted(self._firsts, pieces, side="right") - 1
             starts = (pieces - self._firsts[samples]) * self.length
         planned = self._planned[samples]
         sizes = np.minimum(planned - starts, self.length)
