@@ -135,6 +135,8 @@ class Proxy:
 
     def close(self) -> None:
         """End all connections and the thread."""
+        if self._loop.is_closed():
+            return
 
         async def end() -> None:
             self._listener.close()
