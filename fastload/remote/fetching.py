@@ -149,8 +149,6 @@ class Fetching:
         """Owns all below, and what sessions and jobs count. No request and no user's code runs under it."""
         self._work = threading.Condition(self._lock)
         """Where threads without a request wait. `_pump` wakes one for a request that may begin, `_drop` all to end."""
-        self._turn = threading.Condition(self._lock)
-        """Where callers wait, while too many requests of callers are in flight. Each end of one wakes them."""
         self.limit = Limit(perf_counter())
         self._ahead_bytes = ahead_bytes
         self._sessions: set[Session] = set()  # those with look-ahead
@@ -160,6 +158,9 @@ class Fetching:
         self._idle = self._asked = self._looking = (
             0  # threads; requests in flight of callers, and of look-ahead
         )
+        self._line: deque[threading.Lock] = (
+            deque()
+        )  # callers without a turn: `_grant` releases their locks
         self._held = self._unclaimed = (
             0  # look-ahead that was begun, in bytes; all that was announced, in jobs
         )
@@ -333,7 +334,7 @@ class Fetching:
         for line in (self._urgent, self._ahead):
             while line and line[0].state != _WAITING:
                 line.popleft()
-        if self._urgent and self._asked < self.limit.allowed:
+        if self._urgent and not self._line and self._asked < self.limit.allowed:
             return self._urgent
         if self._ahead and self._asked + self._looking < self.limit.allowed:
             after = self._held + self._estimate(self._ahead[0])
@@ -342,6 +343,12 @@ class Fetching:
             ):  # one may be larger than all that is allowed
                 return self._ahead
         return None
+
+    def _grant(self) -> None:
+        """Give their turns to callers, in the order in which they came."""
+        while self._line and self._asked < self.limit.allowed:
+            self._asked += 1
+            self._line.popleft().release()
 
     def _pump(self) -> None:
         """Wake or start a thread, if a request may begin. That thread does the same for the next one."""
@@ -389,10 +396,21 @@ class Fetching:
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
+        turn = threading.Lock()
+        turn.acquire()
         with self._lock:
-            while self._asked >= self.limit.allowed:
-                self._turn.wait()
-            self._asked += 1
+            self._line.append(turn)
+            self._grant()
+        try:
+            turn.acquire()
+        except BaseException:  # Ctrl-C
+            with self._lock:
+                if turn in self._line:
+                    self._line.remove(turn)
+                else:
+                    self._asked -= 1
+                    self._grant()
+            raise
         with self._counted("_asked"):
             yield
 
@@ -403,7 +421,7 @@ class Fetching:
         finally:
             with self._lock:
                 setattr(self, count, getattr(self, count) - 1)
-                self._turn.notify_all()
+                self._grant()
                 self._pump()
 
     def _run(self, job: Job, turn: AbstractContextManager[None]) -> None:

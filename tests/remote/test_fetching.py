@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -266,12 +267,48 @@ def test_the_others_of_many_are_dropped_if_one_fails(process: Fetching) -> None:
     source = Held()
     process.limit.allowed = 1
     source.failing["a"] = [ValueError("wrong")]
-    source.let_all()
     store = open_store(source)
-    with pytest.raises(RemoteError, match=r"^a: ValueError: wrong \(1 attempt\)$"):
-        store.read_many(["a", *map(str, range(50))])
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(store.read_many, ["a", *map(str, range(50))])
+        for count in range(1, 50):
+            source.wait_begun(count=count)
+            source.let(*source.begun)
+            if "a" in source.begun:
+                break
+        with pytest.raises(RemoteError, match=r"^a: ValueError: wrong \(1 attempt\)$"):
+            reading.result(WAIT_S)
+    source.let_all()
     assert store.read("z") == answer("z")
     assert len(source.begun) < 50
+    assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
+    assert process.held() == (0, 0, 0)
+
+
+def test_callers_have_their_turns_in_order_and_before_the_others_of_many(process: Fetching) -> None:
+    source, in_line = Held(), threading.Semaphore(0)
+
+    class Line(deque[threading.Lock]):
+        def append(self, turn: threading.Lock, /) -> None:
+            super().append(turn)
+            in_line.release()
+
+    process._line = Line()
+    process.limit.allowed = 1
+    store = open_store(source)
+    names = [str(i) for i in range(20)]
+    with ThreadPoolExecutor(3) as pool:
+        results = [pool.submit(store.read_many, ["first"])]
+        source.wait_begun("first")
+        assert in_line.acquire(timeout=WAIT_S)
+        for read in (names, ["one"]):
+            results.append(pool.submit(store.read_many, read))
+            assert in_line.acquire(timeout=WAIT_S)
+        with process._lock:  # the last has joined, and let the lock go
+            assert len(process._line) == 2
+        source.let_all()
+        for result, read in zip(results, (["first"], names, ["one"]), strict=True):
+            assert result.result(WAIT_S) == [answer(name) for name in read]
+    assert source.begun[:3] == ["first", "0", "one"]
 
 
 def test_threads_that_found_all_requests_taken_end(process: Fetching) -> None:
