@@ -158,6 +158,7 @@ class Fetching:
         self._idle = self._asked = self._looking = (
             0  # threads; requests in flight of callers, and of look-ahead
         )
+        self._busy = 0  # threads with a request
         self._line: deque[threading.Lock] = (
             deque()
         )  # callers without a turn: `_grant` releases their locks
@@ -370,7 +371,7 @@ class Fetching:
 
     def _serve(self) -> None:
         while job := self._next():
-            self._run(job, self._counted("_looking" if job.ahead else "_asked"))
+            self._run(job, self._counted("_looking" if job.ahead else "_asked", 1))
             del job  # with its bytes
 
     def _next(self) -> Job | None:
@@ -379,6 +380,7 @@ class Fetching:
                 if (line := self._may_begin()) is not None:
                     job = line.popleft()
                     self._begin(job)
+                    self._busy += 1
                     if job.ahead:
                         self._looking += 1
                     else:
@@ -415,12 +417,13 @@ class Fetching:
             yield
 
     @contextmanager
-    def _counted(self, count: str) -> Iterator[None]:
+    def _counted(self, count: str, threads: int = 0) -> Iterator[None]:
         try:
             yield
         finally:
             with self._lock:
                 setattr(self, count, getattr(self, count) - 1)
+                self._busy -= threads
                 self._grant()
                 self._pump()
 
