@@ -27,6 +27,9 @@ AHEAD_BYTES = 256 << 20
 CLOSE_SECONDS = 5.0
 """How long the end of the interpreter waits for requests of look-ahead."""
 
+LINGER_SECONDS = 0.5
+"""How long a thread without look-ahead stays for the next `read_many`."""
+
 _WAITING, _RUNNING, _ENDED = range(3)
 _jitter = SystemRandom()  # a generator without a state: no seed of the user's is drawn from
 
@@ -375,6 +378,7 @@ class Fetching:
             del job  # with its bytes
 
     def _next(self) -> Job | None:
+        lingered = False
         with self._lock:
             while True:
                 if (line := self._may_begin()) is not None:
@@ -387,12 +391,12 @@ class Fetching:
                         self._asked += 1
                     self._pump()
                     return job
-                if self._closed or not self._unclaimed:
+                if self._closed or (lingered and not self._unclaimed):
                     self._threads.discard(threading.current_thread())
                     return None
                 self._idle += 1
                 try:
-                    self._work.wait()
+                    lingered = not self._work.wait(None if self._unclaimed else LINGER_SECONDS)
                 finally:
                     self._idle -= 1
 
