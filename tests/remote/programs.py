@@ -45,9 +45,9 @@ store = open_store("{SOURCE}")
 '''
 
 
-def run(program: str) -> list[object]:
-    """Return what a program prints, as JSON."""
-    ended = run_python("-c", program if BEGIN in program else BEGIN + program, timeout=LIMIT_S)
+def run(program: str, first: str = "") -> list[object]:
+    """Return what a program prints, as JSON. `first` stands before all imports."""
+    ended = run_python("-c", first + BEGIN + program, timeout=LIMIT_S)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert isinstance(found, list)

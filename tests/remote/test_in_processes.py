@@ -97,20 +97,19 @@ print(json.dumps([child.exitcode, read(store)]))
 
 
 def test_a_process_ends_though_it_reads_ahead(proxy: Proxy) -> None:
-    """Answers never come, and nobody waits for them. This exit handler was registered first, so it runs last."""
+    """Answers never come, and nobody waits for them. The exit handler that is registered first runs last."""
     proxy.plan = lambda request: Fault("stall", 60.0) if request.key == KEY else None
-    program = """
-import atexit, time
-atexit.register(lambda: print(json.dumps([time.monotonic() - ended])))
-""" + (
-        BEGIN
-        + """
+    (seconds,) = run(
+        """
 store.will_read([KEY] * 50)
 assert store.read("other") == b"other"
 ended = time.monotonic()
-"""
+""",
+        first="""
+import atexit, json, time
+atexit.register(lambda: print(json.dumps([time.monotonic() - ended])))
+""",
     )
-    (seconds,) = run(program)
     assert isinstance(seconds, float)
     assert seconds < 3
 
