@@ -244,6 +244,22 @@ def test_the_counts_are_those_of_the_server(bucket: Bucket, proxy: Proxy) -> Non
 # ---- lists and sizes ----
 
 
+def test_a_server_without_ranges_is_not_asked_in_vain(
+    rclone: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """rclone 1.75 says of each range that it is the whole. Once more may help, five times more does not."""
+    Bucket(rclone).put("no ranges", content("no ranges", 100))
+    with Proxy(rclone) as before_it:
+        use(monkeypatch, before_it.url)
+        store = open_store(SOURCE)
+        try:
+            assert store.read("no ranges", 10, 20) == content("no ranges", 100)[10:20]
+        except RemoteError as error:
+            assert "range" in str(error)
+        assert len(before_it.objects()) <= 2
+        assert store.read("no ranges") == content("no ranges", 100)
+
+
 def test_a_list_is_whole(led: Bucket) -> None:
     """A page of a list has 1,000 names."""
     sizes = {f"listed/{'ab'[i % 2]}/{i:04}": i % 5 for i in range(1_100)}
