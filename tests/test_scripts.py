@@ -192,14 +192,14 @@ def test_what_is_installed_is_reused_until_the_project_changes(checkout: Checkou
     assert "Run the same command again" in output
     kept = (checkout.root / "constraints").read_text().split()
     assert kept == [f"torch=={version('torch')}", f"torchvision=={version('torchvision')}"]
-    everything = "ROOT[images,arrow,bench,stream,tensorboard,prometheus,docs,dev]"
+    everything = "ROOT[images,arrow,bench,stream,tensorboard,prometheus,servers,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [everything]
     assert installations(checkout.run("scripts/test", "-x")[2]) == []
     assert installations(checkout.run("scripts/demo")[2]) == []
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     assert installations(checkout.run("scripts/demo")[2]) == ["ROOT[images,bench]"]
-    rest = "ROOT[arrow,stream,tensorboard,prometheus,docs,dev]"
+    rest = "ROOT[arrow,stream,tensorboard,prometheus,servers,docs,dev]"
     assert installations(checkout.run("scripts/test", "-x")[2]) == [rest]
 
 

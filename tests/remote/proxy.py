@@ -128,10 +128,10 @@ class Proxy:
         self._together = 0
         self._loop.call_soon_threadsafe(self._opened.set)
 
-    def wait_for(self, count: int) -> bool:
-        """Wait until `count` objects were asked for; say whether they were within ten seconds."""
+    def wait_for(self, count: int, seconds: float = PATIENCE_S) -> bool:
+        """Wait until `count` objects were asked for, and say whether they were."""
         with self._arrived:
-            return self._arrived.wait_for(lambda: len(self.objects()) >= count, PATIENCE_S)
+            return self._arrived.wait_for(lambda: len(self.objects()) >= count, seconds)
 
     def close(self) -> None:
         """End all connections and the thread."""
