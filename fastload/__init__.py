@@ -54,7 +54,8 @@ Plug-ins, which none of these imports:
     stream                  prediction on messages             compat        other libraries' names
     accelerated             what Accelerate makes of a loader  integrations  frameworks without a hook
     sequences               mixtures, budgets, packing         streams       of shards, which resume exactly
-    metrics                 figures for Prometheus             cli           the command `fastload`
+    metrics                 figures for Prometheus             remote        objects of stores by URL
+    cli                     the command `fastload`
 
 `tests/rooms.py` has what each may import.
 """

@@ -177,6 +177,10 @@ class StoreFullError(FastloadError, OSError):
         return type(self), given
 
 
+class RemoteError(FastloadError, OSError):
+    """An object of a store cannot be read. The message names its URL, the range, the attempts and the cause."""
+
+
 class PrepareError(FastloadError, RuntimeError):
     """A part of a set could not be prepared; the message names its source."""
 

@@ -62,6 +62,10 @@ STREAM = {PACKAGE / "stream" / "batches.py"}
 ORDERS = {PACKAGE / "sequences" / "mixture.py"}
 """May have a lock: a loader draws from a mixture in one thread, and its weights change in another."""
 
+REMOTE = {PACKAGE / "remote" / name for name in ("store.py", "fetching.py")}
+"""May have threads and locks: a process's requests to object stores. No thread of it runs code of the user's, but the
+`read` of an object that the user gives as a store."""
+
 PROBES = {PACKAGE / "random" / name for name in ("numpy_random.py", "python_random.py")}
 """May have a thread for a moment: it tests whether a thread draws from its own generator, and runs no user's code."""
 
@@ -218,10 +222,10 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert not faults, "what needs more is a plug-in"
 
 
-THREADS_HERE = {WORKERS, POOL, FLOW, *PROCESS, *WATCHES, *STREAM, *PROBES}
+THREADS_HERE = {WORKERS, POOL, FLOW, *PROCESS, *WATCHES, *STREAM, *PROBES, *REMOTE}
 LOCKS_HERE = {
     *{WINDOW, PACKAGE / "engine" / "waiting.py", SLOTS},
-    *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS},
+    *{*WATCHES, *PARAMETERS, *STREAM, *PROCESSES, *ORDERS, *REMOTE},
     *{path for path in MODULES if room_of(path) == "random"},
 }
 
