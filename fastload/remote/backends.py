@@ -1,4 +1,4 @@
-"""What a store reads by: obstore for URLs, an fsspec file system, or any object with `read(url)`.
+"""What a store reads by: obstore for URLs, files for file://, an fsspec file system, or an object with `read(url)`.
 
 Each makes one attempt and retries nothing. `failure` says what an error of it means.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from fastload.errors import RemoteError, UsageError, needs
 
@@ -58,7 +58,7 @@ class Cut(Exception):
         asked = f"{start} to {'the end' if stop is None else stop}"
         of = "" if size is None else f" of {size}"
         super().__init__(f"bytes {asked} were asked for, and {first} to {first + came}{of} came")
-        self.short = None not in (stop, size) and size < stop
+        self.short = stop is not None and size is not None and size < stop
 
 
 class Backend(Protocol):
@@ -84,7 +84,8 @@ class Backend(Protocol):
 def backend(source: Any, options: dict[str, Any], retries: int, timeout: float) -> Backend:
     """Return the backend of a source, for this process."""
     if isinstance(source, str):
-        return _Obstore(source, options, retries, timeout)
+        files = source.startswith("file://")
+        return _Files(source) if files else _Obstore(source, options, retries, timeout)
     return _FileSystem(source) if hasattr(source, "cat_file") else _Reader(source)
 
 
@@ -95,7 +96,10 @@ def check(source: Any, options: dict[str, Any]) -> None:
             raise UsageError(
                 f"{source!r} is not a URL. Give one such as s3://bucket/folder, or file://{source}"
             )
-        if importlib.util.find_spec("obstore") is None:
+        if source.startswith("file://"):
+            if options:
+                raise UsageError(f"{', '.join(options)}: files have no options")
+        elif importlib.util.find_spec("obstore") is None:
             raise needs(
                 "a URL of an object store", "obstore", "remote", ModuleNotFoundError(name="obstore")
             )
@@ -135,15 +139,12 @@ class _Obstore:
     def __init__(self, url: str, options: dict[str, Any], retries: int, timeout: float) -> None:
         self._arguments = url, options, timeout
         self._retries = retries
-        self._survives = url.startswith("file:")
         self._client = self._open(0)
 
     def _open(self, retries: int) -> Any:
         # By name: its overloads know the options of each store, and here are those of any.
         from_url: Any = importlib.import_module("obstore.store").from_url
         url, options, timeout = self._arguments
-        if self._survives:
-            return from_url(url if url == "file:///" else url.rstrip("/"), **options)
         endpoints = [url, str(options.get("endpoint", "")), *map(os.environ.get, _ENDPOINTS)]
         client: dict[str, Any] = {
             "allow_http": any(e and e.startswith("http://") for e in endpoints),
@@ -159,8 +160,6 @@ class _Obstore:
 
     def _alive(self) -> None:
         global _used_in
-        if self._survives:
-            return
         if _used_in not in (None, os.getpid()):
             raise RemoteError(
                 f"{without_credentials(self._arguments[0])}: this process was forked from one that had read by "
@@ -219,6 +218,44 @@ class _Obstore:
 _ENDPOINTS = "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"
 
 
+class _Files:
+    """Local files. Not by obstore: then no process could fork that has read one."""
+
+    def __init__(self, url: str) -> None:
+        self._folder = unquote(urlsplit(url).path)
+
+    def get(self, path: str, start: int, stop: int | None) -> Got:
+        with open(self._path(path), "rb") as file:
+            found = os.fstat(file.fileno())
+            file.seek(start)
+            data = file.read(-1 if stop is None else stop - start)
+        if start + len(data) != (found.st_size if stop is None else stop):
+            raise Cut((start, stop), start, len(data), found.st_size)
+        return Got(data, found.st_size, _etag(found), len(data) == found.st_size)
+
+    def head(self, path: str) -> Got:
+        found = os.stat(self._path(path))
+        return Got(b"", found.st_size, _etag(found))
+
+    def list(self, prefix: str) -> Iterator[Entry]:
+        for folder, folders, names in os.walk(self._path(prefix)):
+            folders.sort()
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                found = os.stat(path)
+                yield Entry(os.path.relpath(path, self._folder), found.st_size, _etag(found))
+
+    def failure(self, error: BaseException) -> Failure:
+        return _plainly(error)
+
+    def _path(self, path: str) -> str:
+        return os.path.join(self._folder, path.lstrip("/"))
+
+
+def _etag(found: os.stat_result) -> str:
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"
+
+
 class _FileSystem:
     """An fsspec file system. It names no ETag with what it reads, so a change is not seen."""
 
@@ -268,11 +305,12 @@ class _Reader:
 
 
 def _plainly(error: BaseException) -> Failure:
-    """Errors of libraries and users' code: those of the system, and short answers, may pass."""
+    """Tell what an error of a library or of users' code means: those of the system may pass."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, FileNotFoundError):
         return Failure(reason, again=False, missing=True)
     if isinstance(error, Cut):
         return Failure(str(error), again=not error.short)
-    again = isinstance(error, OSError | EOFError) and not isinstance(error, PermissionError)
+    never = PermissionError, IsADirectoryError, NotADirectoryError
+    again = isinstance(error, OSError | EOFError) and not isinstance(error, never)
     return Failure(reason, again, isinstance(error, TimeoutError))

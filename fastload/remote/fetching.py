@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from random import SystemRandom
 from time import perf_counter
 from typing import Any
@@ -34,20 +34,21 @@ Request = tuple[str, int, int | None]
 
 
 class Limit:
-    """How many requests may be in flight. It grows while they get more done in a second, and halves on throttling.
+    """How many requests may be in flight: more while that gets more done in a second, half after throttling.
 
-    It is measured in rounds of twice as many requests, and only when the limit was reached. A growth that brought
-    less than a tenth is taken back, and tried again 32 rounds later.
+    By Little's law, what is in flight is the rate times the latency, so a limit that is reached bounds the rate. It is
+    changed after rounds of twice as many requests that reached it. A growth by half that brought less than a tenth is
+    taken back. It is tried again after `REST` rounds, in which a limit that was halved grows by one each.
     """
 
-    LEAST, FIRST, MOST = 2, 16, 256
+    LEAST, FIRST, MOST, REST = 4, 16, 256, 32
     REQUEST_BYTES = 64 << 10
     """What a request counts beside its bytes: small objects are bounded by requests, large ones by bytes."""
 
     def __init__(self, now: float) -> None:
         self.allowed = self.FIRST
         self._smaller, self._rate = self.FIRST, 0.0
-        self._trying, self._rest = True, 0
+        self._rest = self._step = 0
         self._halved = now
         self._begin(now)
 
@@ -65,12 +66,15 @@ class Limit:
         self._begin(now)
         if not full:
             return
-        if self._trying and rate < 1.1 * self._rate:
-            self.allowed, self._trying, self._rest = self._smaller, False, 32
-            return
-        self._rest -= 1
-        if self._trying or self._rest <= 0:
-            self._smaller, self._rate, self._trying = self.allowed, rate, True
+        if self._rest:
+            self._rest -= 1
+            self.allowed = min(self.MOST, self.allowed + self._step)
+            if not self._rest:
+                self._rate = 0.0  # nothing to compare with: the next round tries
+        elif rate < 1.1 * self._rate:
+            self.allowed, self._rest, self._step = self._smaller, self.REST, 0
+        else:
+            self._smaller, self._rate = self.allowed, rate
             self.allowed = min(self.MOST, self.allowed * 3 // 2)
 
     def throttled(self, sent: float, now: float) -> None:
@@ -78,7 +82,7 @@ class Limit:
         if sent < self._halved:
             return
         self.allowed = max(self.LEAST, self.allowed // 2)
-        self._halved, self._trying, self._rest = now, False, 8
+        self._halved, self._rest, self._step = now, self.REST, 1
         self._begin(now)
 
 
@@ -94,7 +98,7 @@ class Session:
         self.backend, self.retries = backend, retries
         self.claims: dict[Request, deque[Job]] = {}
         self.etags: dict[str, str] = {}
-        self.object_bytes = AHEAD_BYTES / Limit.FIRST  # of a whole object, until one was read
+        self.object_bytes = 0.0  # of a whole object, about, once one was read
         self.requests = self.retried = self.throttled = self.bytes_wanted = self.bytes_fetched = 0
         self.seconds: deque[float] = deque(maxlen=1000)
         self._url = url
@@ -191,10 +195,11 @@ class Fetching:
             job = jobs.popleft()
             if not jobs:
                 del session.claims[request]
-            if job.error is None:
-                return job
-            self._leave(job)  # who asks now asks again, and raises what it finds
-            return None
+            if job.error is not None:
+                self._leave(job)  # who asks now asks again, and raises what it finds
+                self._pump()
+                return None
+            return job
 
     def urge(self, jobs: Iterable[Job]) -> None:
         """Let threads begin these, as far as they are free. Their caller takes them, and begins the others itself."""
@@ -204,23 +209,25 @@ class Fetching:
 
     def take(self, job: Job, start: int, stop: int | None) -> bytes:
         """Return a part of what a job reads. Begin it, if no thread has."""
+        begins = False
         try:
             with self._lock:
-                begins = job.state == _WAITING
-                if begins:
+                if job.state == _WAITING:
                     self._begin(job)
+                    begins = True
             if begins:
-                with self._asking():
-                    self._run(job)
+                self._run(job, self._asking())
             else:
                 job.ended.wait()
             if job.error is not None:
                 raise job.error
-            data = job.part(start, stop)
-            job.session.bytes_wanted += len(data)
+            return job.part(start, stop)
+        except BaseException as error:
+            if begins and not job.ended.is_set():  # Ctrl-C, before it ran
+                self._end(job, None, error)
+            raise
         finally:
             self.leave([job])
-        return data
 
     def leave(self, jobs: Iterable[Job]) -> None:
         """Let a user less wait for each of these jobs."""
@@ -247,6 +254,16 @@ class Fetching:
                 failure = session.backend.failure(error)
                 cause = error if failure.quotable else None
                 raise session.error(prefix, ", a listing", failure, session.retries + 1) from cause
+
+    def count(self, session: Session, nbytes: int) -> None:
+        """Count bytes that a read returned."""
+        with self._lock:
+            session.bytes_wanted += nbytes
+
+    def held(self) -> tuple[int, int, int]:
+        """Return the bytes and requests of look-ahead that no read has taken, and all requests in flight."""
+        with self._lock:
+            return self._held, self._unclaimed, self._asked + self._looking
 
     def stats(self, session: Session) -> dict[str, Any]:
         """Return the counts of a session."""
@@ -285,7 +302,9 @@ class Fetching:
             self._held += job.reserved
 
     def _estimate(self, job: Job) -> int:
-        return int(job.session.object_bytes) if job.stop is None else job.stop - job.start
+        if job.stop is not None:
+            return job.stop - job.start
+        return int(job.session.object_bytes) or self._ahead_bytes // Limit.FIRST
 
     def _forget(self, session: Session) -> None:
         claims, session.claims = session.claims, {}
@@ -309,37 +328,30 @@ class Fetching:
             if not self._unclaimed:
                 self._work.notify_all()
 
-    def _startable(self) -> Job | None:
-        """Return a request that a thread may begin now, as begun."""
-        for jobs in (self._urgent, self._ahead):
-            while jobs and jobs[0].state != _WAITING:
-                jobs.popleft()
-        in_flight = self._asked + self._looking
+    def _may_begin(self) -> deque[Job] | None:
+        """Return the line whose first request a thread may begin now."""
+        for line in (self._urgent, self._ahead):
+            while line and line[0].state != _WAITING:
+                line.popleft()
         if self._urgent and self._asked < self.limit.allowed:
-            self._asked += 1
-            job = self._urgent.popleft()
-        elif self._ahead and in_flight < self.limit.allowed and self._fits(self._ahead[0]):
-            self._looking += 1
-            job = self._ahead.popleft()
-        else:
-            return None
-        self._begin(job)
-        return job
-
-    def _fits(self, job: Job) -> bool:
-        return not self._held or self._held + self._estimate(job) <= self._ahead_bytes
+            return self._urgent
+        if self._ahead and self._asked + self._looking < self.limit.allowed:
+            after = self._held + self._estimate(self._ahead[0])
+            if (
+                not self._held or after <= self._ahead_bytes
+            ):  # one may be larger than all that is allowed
+                return self._ahead
+        return None
 
     def _pump(self) -> None:
         """Wake or start a thread, if a request may begin. That thread does the same for the next one."""
-        allowed = self.limit.allowed
-        may_ask = self._urgent and self._asked < allowed
-        if not may_ask and not (self._ahead and self._asked + self._looking < allowed):
+        if self._may_begin() is None:
             return
         if self._idle:
             self._work.notify()
         elif (
-            len(self._threads) < 2 * allowed and not self._closed
-        ):  # a share for each kind of request
+            len(self._threads) < 2 * self.limit.allowed and not self._closed
+        ):  # a share for each line
             thread = threading.Thread(target=self._serve, name="fastload-remote", daemon=True)
             self._threads.add(thread)
             try:
@@ -351,14 +363,19 @@ class Fetching:
 
     def _serve(self) -> None:
         while job := self._next():
-            with self._counted("_looking" if job.ahead else "_asked"):
-                self._run(job)
+            self._run(job, self._counted("_looking" if job.ahead else "_asked"))
             del job  # with its bytes
 
     def _next(self) -> Job | None:
         with self._lock:
             while True:
-                if job := self._startable():
+                if (line := self._may_begin()) is not None:
+                    job = line.popleft()
+                    self._begin(job)
+                    if job.ahead:
+                        self._looking += 1
+                    else:
+                        self._asked += 1
                     self._pump()
                     return job
                 if self._closed or not (self._urgent or self._unclaimed):
@@ -389,7 +406,7 @@ class Fetching:
                 self._turn.notify_all()
                 self._pump()
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, turn: AbstractContextManager[None]) -> None:
         session, path, start, stop = job.session, job.path, job.start, job.stop
         span = (
             ""
@@ -397,9 +414,10 @@ class Fetching:
             else f", bytes {start} to {'the end' if stop is None else stop}"
         )
         try:
-            got = self._attempts(
-                session, path, span, job.dropped, lambda: session.backend.get(path, start, stop)
-            )
+            with turn:
+                got = self._attempts(
+                    session, path, span, job.dropped, lambda: session.backend.get(path, start, stop)
+                )
         except BaseException as error:
             self._end(job, None, error)
             if not isinstance(error, Exception):
@@ -408,6 +426,10 @@ class Fetching:
             self._end(job, got.data, None)
 
     def _end(self, job: Job, data: bytes | None, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, Exception):
+            error = RemoteError(
+                f"{job.session.name(job.path)}: the thread that read this was interrupted"
+            )
         with self._lock:
             job.state, job.data, job.error = _ENDED, data, error
             if job.ahead:
@@ -417,6 +439,7 @@ class Fetching:
             if job.users == 0:
                 self._drop(job)
             job.ended.set()
+            self._pump()
 
     def _attempts(
         self,
@@ -447,7 +470,7 @@ class Fetching:
                     session.throttled += 1
                     self.limit.throttled(sent, perf_counter())
             # Full jitter: threads that failed together come back apart.
-            if last or dropped.wait(_jitter.uniform(0, min(10.0, 0.1 * 2**attempt))):
+            if last or dropped.wait(_jitter.uniform(0, min(20.0, 0.1 * 3 ** (attempt - 1)))):
                 raise session.error(path, span, failure, attempt) from (
                     cause if failure.quotable else None
                 )
@@ -463,9 +486,8 @@ class Fetching:
                 len(got.data), self._asked + self._looking >= self.limit.allowed, now
             )
             if got.data and got.whole:
-                session.object_bytes += (len(got.data) - session.object_bytes) / min(
-                    session.requests, 16
-                )
+                known = session.object_bytes or len(got.data)
+                session.object_bytes = known + (len(got.data) - known) / 16
             first = session.etags.setdefault(path, got.etag) if got.etag else None
         if first != got.etag:
             raise RemoteError(

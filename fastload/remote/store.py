@@ -80,23 +80,23 @@ class Store:
         One request reads ranges of an object that are at most 1 MiB apart, up to 8 MiB.
         """
         session, process = self._opened(), fetching.process
-        wanted = [self._request(request) for request in requests]
+        wanted = {i: self._request(request) for i, request in enumerate(requests)}
         jobs: dict[int, Job] = {}
-        for i, (_, start, stop) in enumerate(wanted):
-            if start != stop and (job := process.claim(session, wanted[i])):
-                jobs[i] = job
-        new = []
-        for request, of in planned({i: wanted[i] for i in range(len(wanted)) if i not in jobs}):
-            new.append(Job(session, request, len(of), ahead=False))
-            jobs |= dict.fromkeys(of, new[-1])
         found = []
         try:
+            for i, request in wanted.items():
+                if job := process.claim(session, request):
+                    jobs[i] = job
+            new = []
+            for request, of in planned({i: wanted[i] for i in wanted.keys() - jobs.keys()}):
+                new.append(Job(session, request, len(of), ahead=False))
+                jobs |= dict.fromkeys(of, new[-1])
             process.urge(new[1:])
-            for i, (_, start, stop) in enumerate(wanted):
+            for i, (_, start, stop) in wanted.items():
                 found.append(process.take(jobs.pop(i), start, stop) if i in jobs else b"")
         finally:
-            if jobs:
-                process.leave(jobs.values())
+            process.leave(jobs.values())
+        process.count(session, sum(map(len, found)))
         return found
 
     def will_read(self, requests: Iterable[str | Request]) -> None:
@@ -145,7 +145,7 @@ class Store:
                 if session is None or session.pid != os.getpid():
                     source, retries, timeout, options = self._arguments
                     client = backend(source, options, retries, timeout)
-                    url = without_credentials(self._below)
+                    url = self._below and without_credentials(self._below)
                     self._session = session = Session(self, client, url, retries)
         return session
 

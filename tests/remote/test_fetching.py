@@ -1,0 +1,427 @@
+"""Promises of `fastload.remote.fetching`, in a forced order, over stores that tests hold in their hands:
+
+- A read that was not announced never waits for look-ahead: not for its bytes, its requests or its place.
+- Look-ahead begins in order, within its bytes and requests, which all stores of the process share.
+- What is cancelled begins no more, and gives its bytes back. A read that has asked already gets its bytes.
+- The limit grows while that gets more done, is taken back if not, and halves once for each burst of throttling.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fastload.errors import RemoteError
+from fastload.remote import Store, fetching, open_store
+from fastload.remote.fetching import Fetching, Limit
+
+WAIT_S = 30.0
+
+
+class Held:
+    """A store of which each read waits until the test lets it go on."""
+
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+        self.begun: list[str] = []
+        self.failing: dict[str, list[Exception]] = {}
+        self._free: set[str] = set()
+        self._all = False
+        self._changed = threading.Condition()
+
+    def read(self, url: str) -> bytes:
+        with self._changed:
+            self.begun.append(url)
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._all or url in self._free, WAIT_S)
+        if self.failing.get(url):
+            raise self.failing[url].pop(0)
+        return url.encode().ljust(self.size, b".")
+
+    def let(self, *urls: str) -> None:
+        with self._changed:
+            self._free |= {*urls}
+            self._changed.notify_all()
+
+    def let_all(self) -> None:
+        with self._changed:
+            self._all = True
+            self._changed.notify_all()
+
+    def wait_begun(self, *urls: str) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: {*urls} <= {*self.begun}, WAIT_S), self.begun
+
+
+def answer(url: str, size: int = 10) -> bytes:
+    return url.encode().ljust(size, b".")
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fetching]:
+    """The requests of a process of this test, with 100 bytes of look-ahead."""
+    found = Fetching(ahead_bytes=100)
+    monkeypatch.setattr(fetching, "process", found)
+    yield found
+    found.close()
+
+
+def learnt(store: Store, source: Held) -> None:
+    """Let a store know how large its objects are."""
+    source.let("first")
+    assert store.read("first") == answer("first", source.size)
+    source.begun.clear()
+
+
+def test_look_ahead_begins_in_order_and_is_what_a_read_gets(process: Fetching) -> None:
+    source = Held()
+    store = open_store(source)
+    process.limit.allowed = 2
+    store.will_read(["a", "b", "c"])
+    source.wait_begun("a", "b")
+    assert source.begun == ["a", "b"] or source.begun == ["b", "a"]
+    source.let("a")
+    source.wait_begun("c")
+    source.let_all()
+    assert [store.read(name) for name in "abc"] == [answer(name) for name in "abc"]
+    assert len(source.begun) == 3
+
+
+def test_a_read_that_was_not_announced_passes_look_ahead_that_has_all_requests(
+    process: Fetching,
+) -> None:
+    source = Held()
+    store = open_store(source)
+    process.limit.allowed = 2
+    store.will_read(["a", "b", "c"])
+    source.wait_begun("a", "b")
+    source.let("other", "another")
+    assert store.read("other") == answer("other")
+    assert store.read_many(["another", "other"]) == [answer("another"), answer("other")]
+    assert "c" not in source.begun
+    source.let_all()
+    store.will_read([])
+
+
+def test_a_read_that_was_not_announced_passes_look_ahead_that_has_all_bytes(
+    process: Fetching,
+) -> None:
+    source = Held(size=40)
+    store = open_store(source)
+    learnt(store, source)
+    source.let_all()
+    names = [f"n{i}" for i in range(9)]
+    store.will_read([(name, 0, 40) for name in names])
+    source.wait_begun("n0", "n1")
+    assert store.read("other") == answer("other", 40)
+    assert sorted(source.begun) == ["n0", "n1", "other"]  # 120 bytes are too many
+    assert store.read("n8", 0, 40) == answer(
+        "n8", 40
+    )  # at the end of the line, which has not begun
+    assert sorted(source.begun) == ["n0", "n1", "n8", "other"]
+    assert store.read("n0", 0, 40) == answer("n0", 40)
+    source.wait_begun("n2")
+    assert [store.read(name, 0, 40) for name in names[1:8]] == [
+        answer(name, 40) for name in names[1:8]
+    ]
+    assert len(source.begun) == 10
+
+
+def test_an_object_that_is_larger_than_all_look_ahead_begins_alone(process: Fetching) -> None:
+    source = Held(size=1000)
+    store = open_store(source)
+    learnt(store, source)
+    source.let_all()
+    store.will_read(["a", "b"])
+    source.wait_begun("a")
+    assert store.read("a") == answer("a", 1000)
+    source.wait_begun("b")
+    assert store.read("b") == answer("b", 1000)
+
+
+def test_bytes_are_those_of_all_stores(process: Fetching) -> None:
+    first, second = Held(size=60), Held(size=60)
+    one, other = open_store(first), open_store(second)
+    first.let_all()
+    second.let_all()
+    one.will_read([("a", 0, 60)])
+    first.wait_begun("a")
+    other.will_read([("b", 0, 60)])
+    assert second.begun == []
+    assert one.read("a", 0, 60) == answer("a", 60)
+    second.wait_begun("b")
+    other.will_read([])
+
+
+def test_what_is_cancelled_begins_no_more_and_gives_its_bytes_back(process: Fetching) -> None:
+    source = Held(size=60)
+    store = open_store(source)
+    store.will_read([("a", 0, 60), ("b", 0, 60)])
+    source.wait_begun("a")
+    store.will_read([])
+    store.will_read([("c", 0, 60)])
+    assert "c" not in source.begun  # the bytes of a request in flight are held until it ends
+    source.let_all()
+    source.wait_begun("c")
+    assert store.read("c", 0, 60) == answer("c", 60)
+    assert source.begun == ["a", "c"]
+
+
+def test_a_read_that_waits_is_not_cancelled(process: Fetching) -> None:
+    source = Held()
+    store = open_store(source)
+    store.will_read(["a"])
+    source.wait_begun("a")
+    claimed = threading.Event()
+    claim = process.claim
+
+    def seen(*args: object) -> object:
+        job = claim(*args)  # type: ignore[arg-type]
+        claimed.set()
+        return job
+
+    process.claim = seen  # type: ignore[method-assign, assignment]
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(store.read, "a")
+        assert claimed.wait(WAIT_S)
+        store.will_read([])
+        source.let_all()
+        assert reading.result(WAIT_S) == answer("a")
+    assert source.begun == ["a"]
+
+
+def test_one_announced_read_can_be_forgotten(process: Fetching) -> None:
+    source = Held()
+    store = open_store(source)
+    process.limit.allowed = 1
+    store.will_read(["a", "b", "c"])
+    source.wait_begun("a")
+    store.forget(["b", "never announced"])
+    source.let_all()
+    source.wait_begun("c")
+    assert [store.read("a"), store.read("c")] == [answer("a"), answer("c")]
+    assert source.begun == ["a", "c"]
+
+
+def test_a_store_that_is_gone_gives_its_look_ahead_back(process: Fetching) -> None:
+    source, other = Held(size=60), Held(size=60)
+    source.let_all()
+    other.let_all()
+    store = open_store(source)
+    store.will_read([("a", 0, 60)])
+    source.wait_begun("a")
+    del store
+    gc.collect()
+    left = open_store(other)
+    left.will_read([("b", 0, 60)])
+    other.wait_begun("b")
+    assert left.read("b", 0, 60) == answer("b", 60)
+
+
+def test_look_ahead_that_failed_is_asked_for_again(process: Fetching) -> None:
+    source = Held()
+    source.failing["a"] = [ValueError("once")]
+    store = open_store(source)
+    source.let_all()
+    store.will_read(["a", "b"])
+    source.wait_begun("a", "b")
+    assert store.read("b") == answer("b")
+    # Whether the read comes before the failure or after it, it raises what it sees, or gets the bytes.
+    try:
+        assert store.read("a") == answer("a")
+    except RemoteError as error:
+        assert "once" in str(error)
+    assert store.read("a") == answer("a")
+
+
+def test_ranges_of_one_look_ahead_are_one_request_until_the_last_is_taken(
+    process: Fetching,
+) -> None:
+    source = Held(size=50)
+    source.let_all()
+    store = open_store(source)
+    store.will_read([("a", 0, 10), ("a", 20, 30), ("a", 30, 50)])
+    parts = [store.read("a", *span) for span in ((30, 50), (0, 10), (20, 30))]
+    whole = answer("a", 50)
+    assert parts == [whole[30:50], whole[:10], whole[20:30]]
+    assert source.begun == ["a"]
+    assert not [t for t in threading.enumerate() if t.name == "fastload-remote" and not ended(t)]
+
+
+def ended(thread: threading.Thread) -> bool:
+    """Wait for a thread that has nothing to do: it ends, because no look-ahead is left."""
+    thread.join(WAIT_S)
+    return not thread.is_alive()
+
+
+def test_the_others_of_many_are_dropped_if_one_fails(process: Fetching) -> None:
+    source = Held()
+    process.limit.allowed = 1
+    source.failing["a"] = [ValueError("wrong")]
+    source.let_all()
+    store = open_store(source)
+    with pytest.raises(RemoteError, match=r"^a: ValueError: wrong \(1 attempt\)$"):
+        store.read_many(["a", *map(str, range(50))])
+    assert store.read("z") == answer("z")
+    assert len(source.begun) < 50
+
+
+def test_many_threads_and_look_ahead_give_each_its_own(process: Fetching) -> None:
+    """What is in flight, announced, claimed and cancelled changes all the time."""
+    source = Held()
+    source.let_all()
+    store = open_store(source)
+    names = [f"object{i}" for i in range(400)]
+
+    def reads(k: int) -> None:
+        for i in range(k, 400, 8):
+            store.will_read(names[i + 8 : i + 40 : 8])
+            if i % 50 == k:
+                store.will_read([])
+            assert store.read(names[i]) == answer(names[i])
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(reads, k) for k in range(8)]:
+            done.result(WAIT_S)
+    store.will_read([])
+    assert process.stats(store._opened())["bytes_wanted"] == 4000
+    assert process.held() == (0, 0, 0)
+
+
+def test_an_interrupted_read_leaves_no_one_waiting(process: Fetching) -> None:
+    source = Held()
+    source.let_all()
+    source.failing["a"] = [KeyboardInterrupt()]  # type: ignore[list-item]
+    store = open_store(source)
+    with pytest.raises(KeyboardInterrupt):
+        store.read("a")
+    assert store.read("a") == answer("a")
+    assert process.held() == (0, 0, 0)
+
+
+# ---- retries ----
+
+
+def test_a_failure_that_may_pass_is_tried_again_with_jitter(
+    process: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(
+        fetching._jitter, "uniform", lambda least, most: asked.append((least, most)) or 0.0
+    )
+    source = Held()
+    source.let_all()
+    source.failing["a"] = [ConnectionError("cut"), TimeoutError("slow"), OSError("again")]
+    store = open_store(source, retries=3)
+    assert store.read("a") == answer("a")
+    assert asked == [(0, pytest.approx(0.1 * 3**i)) for i in range(3)]
+    stats = store.stats()
+    assert (stats["requests"], stats["retries"], stats["throttled"]) == (4, 3, 1)
+    source.failing["b"] = [ConnectionError("cut")] * 4
+    with pytest.raises(
+        RemoteError, match=r"^b, bytes 1 to 5: ConnectionError: cut \(4 attempts\)$"
+    ):
+        store.read("b", 1, 5)
+
+
+@pytest.mark.parametrize(
+    "error", [PermissionError("no"), ValueError("no"), FileNotFoundError("no")]
+)
+def test_a_failure_that_stays_is_not_tried_again(process: Fetching, error: Exception) -> None:
+    source = Held()
+    source.let_all()
+    source.failing["a"] = [error]
+    with pytest.raises(OSError, match="a"):
+        open_store(source).read("a")
+    assert source.begun == ["a"]
+
+
+def test_a_pause_before_a_retry_ends_with_the_look_ahead(
+    process: Fetching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pausing = threading.Event()
+    monkeypatch.setattr(fetching._jitter, "uniform", lambda *_: pausing.set() or 1000.0)
+    source = Held()
+    source.let_all()
+    source.failing["a"] = [ConnectionError("cut")] * 9
+    store = open_store(source)
+    store.will_read(["a"])
+    assert pausing.wait(WAIT_S)
+    store.will_read([])
+    assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
+
+
+# ---- the limit ----
+
+
+def rounds(limit: Limit, now: float, rate: Callable[[int], float], times: int) -> float:
+    """Let full rounds of small requests pass, as fast as `rate` says for what is in flight. Return the time."""
+    for _ in range(times):
+        for _ in range(2 * limit.allowed):
+            now += 1 / rate(limit.allowed)
+            before = limit.allowed
+            limit.succeeded(0, True, now)
+            if limit.allowed != before:
+                break
+    return now
+
+
+def test_the_limit_grows_with_the_throughput_and_stays_where_it_ends() -> None:
+    limit = Limit(0.0)
+    rounds(limit, 0.0, lambda n: min(n, 80) * 50.0, 40)  # 20 ms each; the server does 80 at once
+    assert 54 <= limit.allowed <= 121
+    limit = Limit(0.0)
+    rounds(limit, 0.0, lambda n: 1000.0, 33)  # one core of the server
+    assert limit.allowed == 16
+    limit = Limit(0.0)
+    rounds(limit, 0.0, lambda n: n * 10.0, 40)
+    assert limit.allowed == Limit.MOST
+
+
+def test_the_limit_does_not_grow_if_it_is_not_reached() -> None:
+    limit = Limit(0.0)
+    for i in range(1000):
+        limit.succeeded(1000, False, i / 10)
+    assert limit.allowed == 16
+
+
+def test_throttling_halves_the_limit_once_for_what_was_in_flight() -> None:
+    limit = Limit(0.0)
+    for _ in range(10):
+        limit.throttled(1.0, 2.0)
+    assert limit.allowed == 8
+    limit.throttled(3.0, 4.0)
+    limit.throttled(5.0, 6.0)
+    limit.throttled(7.0, 8.0)
+    assert limit.allowed == Limit.LEAST
+    rounds(limit, 9.0, lambda n: n * 50.0, 3)
+    assert limit.allowed == Limit.LEAST + 3  # it grows by one, not by half
+
+
+# ---- forks ----
+
+
+def test_a_child_that_is_forked_amid_look_ahead_reads(process: Fetching) -> None:
+    source = Held()
+    store = open_store(source)
+    store.will_read(["a", "b"])
+    source.wait_begun("a", "b")
+    child = os.fork()
+    if not child:
+        try:
+            source.__init__()  # type: ignore[misc]  # whose condition is the parent's
+            source.let_all()
+            store.will_read(["c"])
+            right = [store.read("c"), store.read("a")] == [answer("c"), answer("a")]
+            store.will_read([])
+        finally:
+            os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    source.let_all()
+    assert store.read("a") == answer("a")
+    store.will_read([])
