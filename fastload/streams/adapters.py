@@ -69,7 +69,7 @@ _END = object()
 
 
 def from_webdataset(pipeline: Any, **options: Any) -> Stream:
-    """Return a stream of a `webdataset.WebDataset` or pipeline of local tar files.
+    """Return a stream of a `webdataset.WebDataset` or pipeline of tar files, local or at URLs.
 
     Each stage that takes a sample and gives one, or none, is applied as it is: `decode`, `map`, `to_tuple`, `select`.
     The buffer of `shuffle(n)` becomes `Shuffled` of that size, and the division by nodes and workers that of `Shards`.
