@@ -6,7 +6,7 @@ import operator
 import os
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -16,18 +16,17 @@ from torch.utils.data import Dataset
 from fastload._kit.integers import as_indices
 from fastload._kit.texts import counted
 from fastload.datasets.file_lists import read_classes, read_list
+from fastload.datasets.image_folders import EXTENSIONS, found_in, listed_below
 from fastload.errors import FileListError
 from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import Render, empty_result, make_render
-from fastload.remote.files import apart, is_url, list_below, root_of, store_of
+from fastload.remote.files import is_url, root_of, store_of
 from fastload.rows import Run
 from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
 T = TypeVar("T", covariant=True)
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 
 class ImageFiles(Dataset[tuple[Any, Any]]):
@@ -277,9 +276,9 @@ class ImageFolder(ImageFiles):
         self.root = os.path.expanduser(os.fspath(root))
         if is_url(self.root):
             self.root = self.root.rstrip("/")
-            classes, files = _listed(self.root)
+            classes, files = listed_below(self.root)
         else:
-            classes, files = _found(self.root)
+            classes, files = found_in(self.root)
         paths = PathTable(files, rank=rank, world_size=world_size)
         below = len(os.path.join(self.root, ""))
         names = [directory[below:].partition("/")[0] for directory in paths.directories]
@@ -375,46 +374,3 @@ class _Samples(_Lazy[tuple[str, int]]):
 
     def _at(self, position: int) -> tuple[str, int]:
         return self._files.image_paths[position], int(self._files.targets[position])
-
-
-def _found(root: str) -> tuple[list[str], Iterator[tuple[bytes, bytes]]]:
-    """Return the classes of a folder, and (directory, file name) of every image in order."""
-    if not os.path.isdir(root):
-        there = os.path.exists(root)
-        raise (NotADirectoryError if there else FileNotFoundError)(
-            f"{root}: {'this is not a directory' if there else 'this directory does not exist'}. "
-            f"Expected one with {root}/<class>/<image>"
-        )
-    with os.scandir(root) as entries:
-        classes = sorted(entry.name for entry in entries if entry.is_dir())
-    return classes, _walk(root, classes)
-
-
-def _listed(root: str) -> tuple[list[str], Iterator[tuple[bytes, bytes]]]:
-    """Return the same of a folder at a URL, by one listing of all that is below it."""
-    objects = [os.path.split(name) for name in apart(list_below, root)]
-    classes = sorted({directory.partition("/")[0] for directory, _ in objects} - {""})
-    found = [(at.partition("/")[0], at, name) for at, name in objects if _is_image(at, name)]
-    directories = {at: os.fsencode(f"{root}/{at}/") for _, at, _ in found}
-    return classes, ((directories[at], os.fsencode(name)) for _, at, name in sorted(found))
-
-
-def _is_image(directory: str, name: str) -> bool:
-    return bool(directory) and name.lower().endswith(EXTENSIONS)
-
-
-def _walk(root: str, classes: Iterable[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (directory, file name) of every image, by class, directory and name. Sort them as str, as torchvision does.
-
-    Bytes would sort differently for names that are not UTF-8, or that have characters beyond U+FFFF.
-    """
-    for name in classes:
-        top = os.path.join(root, name)
-        for directory, _, found in sorted(os.walk(top, onerror=_raise, followlinks=True)):
-            for file in sorted(found):
-                if file.lower().endswith(EXTENSIONS):
-                    yield os.fsencode(os.path.join(directory, "")), os.fsencode(file)
-
-
-def _raise(error: OSError) -> None:
-    raise error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import signal
@@ -13,14 +12,11 @@ from functools import cache
 from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
 
 from fastload.errors import RemoteError
-from fastload.remote.remote_file import RemoteFile
 from fastload.remote.store import Store, open_store
 
 T = TypeVar("T")
 
 SCHEMES = ("s3://", "gs://", "az://", "https://", "http://", "file://")
-
-_BUFFER = 1 << 16
 
 
 def is_url(path: Any) -> TypeGuard[str]:
@@ -30,9 +26,7 @@ def is_url(path: Any) -> TypeGuard[str]:
 
 def open_binary(path: Any, until: int | None = None) -> BinaryIO:
     """Open a local file as `open(path, "rb")` does, or an object. What is read ahead begins before `until`."""
-    if not is_url(path):
-        return open(path, "rb")
-    return cast(BinaryIO, io.BufferedReader(RemoteFile(store_of(path), path, until), _BUFFER))
+    return store_of(path).open(path, until) if is_url(path) else open(path, "rb")
 
 
 def mappable(path: Any) -> AbstractContextManager[Any]:

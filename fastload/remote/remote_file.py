@@ -11,6 +11,8 @@ _FIRST, _MOST = 1 << 18, 1 << 22
 """Bytes of the first part that is read at a position, and of the longest. Each is twice as long as the one before."""
 _AHEAD = 4
 """How many parts are fetched ahead."""
+BUFFER = 1 << 16
+"""Bytes that a buffered reader of such a file copies at a time."""
 
 
 class RemoteFile(io.RawIOBase):
