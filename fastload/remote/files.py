@@ -9,10 +9,12 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
-from typing import Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
 
 from fastload.errors import RemoteError
-from fastload.remote.store import Store, open_store
+
+if TYPE_CHECKING:
+    from fastload.remote.store import Store
 
 T = TypeVar("T")
 
@@ -62,8 +64,11 @@ def root_of(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}/"
 
 
-# A store opens its client in each process that reads, so a forked child may have what its parent made.
-_store = cache(open_store)
+@cache  # a store opens its client in each process that reads, so a forked child may have its parent's
+def _store(root: str) -> Store:
+    from fastload.remote.store import open_store
+
+    return open_store(root)
 
 
 def apart(function: Callable[..., T], *args: Any) -> T:
