@@ -156,7 +156,12 @@ class _Obstore:
         rest = {name: value for name, value in options.items() if name != "client_options"}
         # obstore would ask for https://host/folder//name.
         url = url.rstrip("/")
-        return from_url(url, client_options=client, retry_config={"max_retries": retries}, **rest)
+        try:
+            return from_url(
+                url, client_options=client, retry_config={"max_retries": retries}, **rest
+            )
+        except Exception as error:
+            raise UsageError(f"{without_credentials(url)}: {self.failure(error).reason}") from None
 
     def _alive(self) -> None:
         global _used_in

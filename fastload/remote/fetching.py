@@ -378,7 +378,7 @@ class Fetching:
                         self._asked += 1
                     self._pump()
                     return job
-                if self._closed or not (self._urgent or self._unclaimed):
+                if self._closed or not self._unclaimed:
                     self._threads.discard(threading.current_thread())
                     return None
                 self._idle += 1

@@ -108,9 +108,12 @@ class Store:
         what a thread waits for goes before. An empty list cancels all that no read has asked for yet.
         """
         wanted = dict(enumerate(map(self._request, requests)))
-        session, process = self._opened(), fetching.process
+        process = fetching.process
         if not wanted:
-            process.forget(session)
+            if self._session is not None and self._session.pid == os.getpid():
+                process.forget(self._session)
+            return
+        session = self._opened()
         process.announce(
             (Job(session, request, len(of), ahead=True), [wanted[i] for i in of])
             for request, of in planned(wanted)

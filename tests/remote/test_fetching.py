@@ -53,9 +53,12 @@ class Held:
             self._all = True
             self._changed.notify_all()
 
-    def wait_begun(self, *urls: str) -> None:
+    def wait_begun(self, *urls: str, count: int = 0) -> None:
+        def begun() -> bool:
+            return {*urls} <= {*self.begun} and len(self.begun) >= count
+
         with self._changed:
-            assert self._changed.wait_for(lambda: {*urls} <= {*self.begun}, WAIT_S), self.begun
+            assert self._changed.wait_for(begun, WAIT_S), self.begun
 
 
 def answer(url: str, size: int = 10) -> bytes:
@@ -269,6 +272,21 @@ def test_the_others_of_many_are_dropped_if_one_fails(process: Fetching) -> None:
         store.read_many(["a", *map(str, range(50))])
     assert store.read("z") == answer("z")
     assert len(source.begun) < 50
+
+
+def test_threads_that_found_all_requests_taken_end(process: Fetching) -> None:
+    source = Held()
+    process.limit.allowed = 2
+    store = open_store(source)
+    with ThreadPoolExecutor(2) as pool:
+        names = [[f"{k}{i}" for i in range(20)] for k in "ab"]
+        reading = [pool.submit(store.read_many, some) for some in names]
+        source.wait_begun(count=2)
+        source.let_all()
+        for some, read in zip(names, reading, strict=True):
+            assert read.result(WAIT_S) == [answer(name) for name in some]
+    assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
+    assert process.held() == (0, 0, 0)
 
 
 def test_many_threads_and_look_ahead_give_each_its_own(process: Fetching) -> None:

@@ -390,6 +390,9 @@ def test_what_cannot_be_read_is_refused_at_once(monkeypatch: pytest.MonkeyPatch)
             open_store(source)
     with pytest.raises(UsageError, match="region"):
         open_store(Reader(), region="x")
+    pytest.importorskip("obstore")
+    with pytest.raises(UsageError, match=r"^s3://bucket: .*no_such_option"):
+        open_store("s3://bucket", no_such_option=1).read("a")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(NotInstalledError, match=r"torch-fastload\[remote\]"):
         open_store("s3://bucket")
