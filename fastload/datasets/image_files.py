@@ -146,14 +146,21 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
             objects.update(zip(urls, store_of(root).read_many(urls), strict=True))
         return [objects[path] if path in objects else read_file(path) for path in paths]
 
-    def will_read(self, indices: Sequence[int]) -> None:
-        """Begin to read the images of these samples, if they are at URLs. None: forget those that were begun.
+    @property
+    def will_read(self) -> Callable[[Sequence[int]], None] | None:
+        """Begins to read the images of samples that are at URLs, or None if all are local files.
 
-        fastload's loader calls it with the batches that its workers will read soon.
+        fastload's loader calls it with the indices of the batches that its workers will read soon. An empty list
+        forgets what was begun.
         """
+        return self._begin if self._roots else None
+
+    def _begin(self, indices: Sequence[int]) -> None:
         urls = [path for index in indices if is_url(path := self.locate(index))]
         for root in self._roots:
-            store_of(root).will_read([url for url in urls if url.startswith(root)])
+            begun = [url for url in urls if url.startswith(root)]
+            if begun or not len(indices):  # an empty list would forget what earlier calls began
+                store_of(root).will_read(begun)
 
     def __len__(self) -> int:
         return len(self.image_paths)

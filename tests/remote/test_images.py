@@ -119,6 +119,7 @@ def test_what_will_be_read_is_begun_together(uploaded: str, proxy: Proxy) -> Non
     images = ImageFolder(uploaded, transform=PLAN)
     proxy.forget()
     proxy.hold(6)
+    assert images.will_read is not None
     images.will_read(range(6))
     assert [images[k][1] for k in range(6)] == [0] * 6
     assert not proxy.gave_up
@@ -126,11 +127,36 @@ def test_what_will_be_read_is_begun_together(uploaded: str, proxy: Proxy) -> Non
     images.will_read([])
 
 
+class Noting:
+    """A store that notes what is announced."""
+
+    def __init__(self) -> None:
+        self.announced: list[list[str]] = []
+
+    def will_read(self, urls: list[str]) -> None:
+        self.announced.append(urls)
+
+
+def test_what_was_begun_in_another_bucket_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = {"s3://one/": Noting(), "s3://two/": Noting()}
+    monkeypatch.setattr(files, "_store", stores.__getitem__)
+    urls = ["s3://one/cat/1.jpg", "s3://two/cat/2.jpg"]
+    (tmp_path / "list.txt").write_text("\n".join([*urls, "cat/local.jpg"]))
+    images = ImageFileList(tmp_path / "list.txt")
+    images.will_read([0, 2])
+    images.will_read([1])
+    images.will_read([])
+    assert [store.announced for store in stores.values()] == [[urls[:1], []], [urls[1:], []]]
+
+
 def test_lists_and_bases_may_be_urls(tree: Path, tmp_path: Path, uploaded: str) -> None:
     expected = read(ImageFileList(tree / "list.txt", transform=PLAN))
     at_url = ImageFileList(f"{uploaded}/list.txt", transform=PLAN)
     assert at_url.image_paths[0] == f"{uploaded}/class0/0.jpg"
     assert equal(read(at_url), expected)
+    assert ImageFileList(tree / "list.txt").will_read is None  # a loader asks local sets nothing
     assert equal(
         read(ImageFileList(tree / "list.txt", base_dir=uploaded, transform=PLAN)), expected
     )
