@@ -28,7 +28,7 @@ PLUG_INS = {
     "bench": "__init__ errors _kit telemetry datasets image measure",
     "check": "errors _kit random safety reading loader",
     "compat": "errors _kit order loader datasets distributed elastic flow",
-    "datasets": "__init__ errors _kit telemetry rows reading image",
+    "datasets": "__init__ errors _kit telemetry rows reading image remote",
     "distributed": "errors _kit",
     "elastic": "errors _kit memory order distributed",
     "flow": "errors _kit distributed",
@@ -40,7 +40,7 @@ PLUG_INS = {
     "remote": "errors",
     "sequences": "errors _kit order rows",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
-    "streams": "errors _kit random reading sequences",
+    "streams": "errors _kit random reading sequences remote",
     "stream": "errors _kit random safety reading engine",
     "train": "__init__ errors _kit telemetry datasets distributed image measure",
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterator, Sequence
 
 from fastload.errors import FileListError
+from fastload.remote.files import apart, is_url, read_whole
 
 
 def read_list(
@@ -30,7 +32,8 @@ def read_list(
         cut = path.rfind(b"/") + 1
         directory = path[:cut]
         if directory not in joined:
-            joined[directory] = os.path.join(base, directory)
+            is_whole = is_url(os.fsdecode(directory))
+            joined[directory] = directory if is_whole else os.path.join(base, directory)
             name = os.fsdecode(os.path.basename(directory.rstrip(b"/")))
             if name in ("", ".", ".."):
                 raise FileListError(
@@ -75,7 +78,7 @@ def read_classes(classes: Sequence[str] | str | os.PathLike[str]) -> list[str]:
 def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
     """Yield (line number from 1, line without white space around it) of every line that is not blank."""
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             if file.peek(3).startswith(b"\xef\xbb\xbf"):  # a byte order mark
                 file.seek(3)
             for number, line in enumerate(file, 1):
@@ -84,4 +87,11 @@ def _read_lines(path: str, kind: str) -> Iterator[tuple[int, bytes]]:
                 if text := line.strip():
                     yield number, text
     except OSError as error:
-        raise FileListError(f"{path}: the {kind} cannot be read: {error.strerror}") from error
+        reason = error.strerror or error
+        raise FileListError(f"{path}: the {kind} cannot be read: {reason}") from error
+
+
+def _opened(path: str) -> io.BufferedReader:
+    if is_url(path):
+        return io.BufferedReader(io.BytesIO(apart(read_whole, path)))
+    return open(path, "rb")

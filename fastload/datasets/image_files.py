@@ -6,26 +6,27 @@ import operator
 import os
 from abc import abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from fastload._kit.integers import as_indices
 from fastload._kit.texts import counted
 from fastload.datasets.file_lists import read_classes, read_list
+from fastload.datasets.image_folders import EXTENSIONS, found_in, listed_below
 from fastload.errors import FileListError
 from fastload.image import open_image
 from fastload.image.decode import read_file
-from fastload.image.render import empty_result, make_render
+from fastload.image.render import Render, empty_result, make_render
+from fastload.remote.files import is_url, root_of, store_of
 from fastload.rows import Run
 from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
 T = TypeVar("T", covariant=True)
-
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
 
 class ImageFiles(Dataset[tuple[Any, Any]]):
@@ -65,6 +66,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         numbers = np.array([self.class_to_idx[name] for name in class_names], dtype=np.int64)
         self.image_paths = paths
         self.targets = numbers[paths.directory_of]
+        self._roots = sorted({root_of(at) for at in paths.directories if is_url(at)})
         self.rank, self.world_size = paths.rank, paths.world_size
         self.partitioned_by_rank = paths.world_size > 1
         self.transform = transform
@@ -88,7 +90,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         """
         path = self.locate(index)
         with stage("read"):
-            encoded = read_file(path)
+            encoded = store_of(path).read(path) if is_url(path) else read_file(path)
         image = open_image(encoded, self.transform, name=path)
         target: Any = int(self.targets[index])
         if self.target_transform is not None:
@@ -119,7 +121,46 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
             return range(len(run))
         labels[:] = self.targets[indices]
         paths = [self.image_paths[index] for index in indices.tolist()]
+        if self._roots:
+            return self._fill_remote(render, paths)
         return render.files([*map(os.fsencode, paths)], lambda k: read_file(paths[k]))
+
+    def _fill_remote(self, render: Render, paths: Sequence[str]) -> Sequence[int]:
+        try:
+            with stage("read"):
+                found = self._read_together(paths)
+        except OSError:
+            return range(len(paths))  # read one by one, those that fail raise
+
+        def place(images: NDArray[Any]) -> None:
+            images["file"], images["checksum"] = -1, -1
+            images["source"] = [np.frombuffer(encoded, np.uint8).ctypes.data for encoded in found]
+            images["length"] = [*map(len, found)]
+
+        return render.encoded(found.__getitem__, place)
+
+    def _read_together(self, paths: Sequence[str]) -> list[bytes]:
+        objects: dict[str, bytes] = {}
+        for root in self._roots:
+            urls = [path for path in paths if path.startswith(root)]
+            objects.update(zip(urls, store_of(root).read_many(urls), strict=True))
+        return [objects[path] if path in objects else read_file(path) for path in paths]
+
+    @property
+    def will_read(self) -> Callable[[Sequence[int]], None] | None:
+        """Begins to read the images of samples that are at URLs, or None if all are local files.
+
+        fastload's loader calls it with the indices of the batches that its workers will read soon. An empty list
+        forgets what was begun.
+        """
+        return self._begin if self._roots else None
+
+    def _begin(self, indices: Sequence[int]) -> None:
+        urls = [path for index in indices if is_url(path := self.locate(index))]
+        for root in self._roots:
+            begun = [url for url in urls if url.startswith(root)]
+            if begun or not len(indices):  # an empty list would forget what earlier calls began
+                store_of(root).will_read(begun)
 
     def __len__(self) -> int:
         return len(self.image_paths)
@@ -136,9 +177,9 @@ class ImageFileList(ImageFiles):
     Blank lines are skipped, and so is white space around a path. A line may occur more than once.
 
     Args:
-        file_list: the list, in UTF-8 (or the bytes that the file names consist of).
-        base_dir: the folder of relative paths in the list (default: the folder of the list). Absolute
-            paths stay as they are.
+        file_list: the list, in UTF-8 (or the bytes that the file names consist of), or its URL. Its lines may be URLs.
+        base_dir: the folder of relative paths in the list, or its URL (default: the folder of the list). Absolute
+            paths and URLs stay as they are.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
@@ -177,7 +218,7 @@ class ImageFileList(ImageFiles):
         self.file_list = os.fspath(file_list)
         base = os.path.dirname(self.file_list) if base_dir is None else os.fspath(base_dir)
         self.base_dir = base
-        if base_dir is not None and not os.path.isdir(base):
+        if base_dir is not None and not (is_url(base) or os.path.isdir(base)):
             raise FileListError(f"{self.file_list}: base_dir is not a directory: {base}")
         given = None if classes is None else read_classes(classes)
         files = read_list(self.file_list, os.fsencode(base), given)
@@ -210,7 +251,7 @@ class ImageFolder(ImageFiles):
     same order as torchvision's. List files with other extensions in a text file, for `ImageFileList`.
 
     Args:
-        root: the folder.
+        root: the folder, or its URL, such as "s3://bucket/train". All objects below a URL are listed once.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
@@ -240,15 +281,11 @@ class ImageFolder(ImageFiles):
         world_size: int = 1,
     ) -> None:
         self.root = os.path.expanduser(os.fspath(root))
-        if not os.path.isdir(self.root):
-            there = os.path.exists(self.root)
-            raise (NotADirectoryError if there else FileNotFoundError)(
-                f"{self.root}: {'this is not a directory' if there else 'this directory does not exist'}. "
-                f"Expected one with {self.root}/<class>/<image>"
-            )
-        with os.scandir(self.root) as entries:
-            classes = sorted(entry.name for entry in entries if entry.is_dir())
-        files = _walk(self.root, classes)
+        if is_url(self.root):
+            self.root = self.root.rstrip("/")
+            classes, files = listed_below(self.root)
+        else:
+            classes, files = found_in(self.root)
         paths = PathTable(files, rank=rank, world_size=world_size)
         below = len(os.path.join(self.root, ""))
         names = [directory[below:].partition("/")[0] for directory in paths.directories]
@@ -344,20 +381,3 @@ class _Samples(_Lazy[tuple[str, int]]):
 
     def _at(self, position: int) -> tuple[str, int]:
         return self._files.image_paths[position], int(self._files.targets[position])
-
-
-def _walk(root: str, classes: Iterable[str]) -> Iterator[tuple[bytes, bytes]]:
-    """Yield (directory, file name) of every image, by class, directory and name. Sort them as str, as torchvision does.
-
-    Bytes would sort differently for names that are not UTF-8, or that have characters beyond U+FFFF.
-    """
-    for name in classes:
-        top = os.path.join(root, name)
-        for directory, _, found in sorted(os.walk(top, onerror=_raise, followlinks=True)):
-            for file in sorted(found):
-                if file.lower().endswith(EXTENSIONS):
-                    yield os.fsencode(os.path.join(directory, "")), os.fsencode(file)
-
-
-def _raise(error: OSError) -> None:
-    raise error

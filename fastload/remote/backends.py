@@ -116,7 +116,7 @@ def check(source: Any, options: dict[str, Any]) -> None:
 def without_credentials(url: str) -> str:
     """Return a URL without user, password and query."""
     parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip("/")
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
 _used_in: int | None = None

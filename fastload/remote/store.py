@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from typing import Any
 from fastload.remote import fetching
 from fastload.remote.backends import Entry, backend, check, without_credentials
 from fastload.remote.fetching import Job, Request, Session
+from fastload.remote.remote_file import BUFFER, RemoteFile
 
 GAP = 1 << 20
 """Bytes that nobody asked for are read, if two ranges of an object then need one request instead of two."""
@@ -126,6 +128,10 @@ class Store:
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
         return fetching.process.size(self._opened(), self._path(path))
+
+    def open(self, path: str, until: int | None = None) -> io.BufferedReader:
+        """Open an object as a binary file that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
+        return io.BufferedReader(RemoteFile(self, self._path(path), until), BUFFER)
 
     def list(self, prefix: str = "") -> list[Entry]:
         """Return all objects below a folder, with sizes and ETags, in the store's order."""

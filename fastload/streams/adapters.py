@@ -94,7 +94,7 @@ class _HubShard:
 
 
 def from_webdataset(pipeline: Any, **options: Any) -> Stream:
-    """Return a stream of a `webdataset.WebDataset` or pipeline of local tar files.
+    """Return a stream of a `webdataset.WebDataset` or pipeline of tar files, local or at URLs.
 
     Each stage of WebDataset that takes a sample and gives one, or none, is applied as it is: `decode`, `map`, `select`.
     A stage of your own goes through `Stream.apply`, which resumes exactly only if it keeps a state. The buffer of

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from fastload.errors import StateError
+from fastload.remote.arrow_index import arrow_counts
+from fastload.remote.files import is_url, mappable, open_binary, size_of
 
 Record = tuple[int, int, Any]
 """The position of a sample in its shard, that of the next one, and what `Format.sample` makes it of."""
@@ -46,7 +48,7 @@ class JsonLines:
 
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
         """See `Format`."""
-        with open(path, "rb") as file:
+        with open_binary(path, stop) as file:
             if start:
                 _move_to_line(file, start)
             for line in file:
@@ -59,8 +61,8 @@ class JsonLines:
 
     def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`. A line belongs to the part in which it begins."""
-        size = os.path.getsize(path)
-        with open(path, "rb") as file:
+        size = size_of(path)
+        with open_binary(path) as file:
             return tuple(_line_at(file, size * k // parts) for k in (part, part + 1))  # type: ignore[return-value]
 
     def sample(self, record: Any) -> Any:
@@ -112,13 +114,17 @@ class Parquet(_Whole):
         """See `Format`. It reads one row group after another, and makes Python objects from `start` on."""
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(path, memory_map=True) as file:
+        with mappable(path) as source, pq.ParquetFile(source, memory_map=True) as file:
             counts = [file.metadata.row_group(k).num_rows for k in range(file.num_row_groups)]
             ends = list(itertools.accumulate(counts))
             stop = ends[-1] if stop is None and ends else stop or 0
-            first = bisect.bisect_right(ends, start)
+            first, last = bisect.bisect_right(ends, start), bisect.bisect_left(ends, stop)
             row = ends[first] - counts[first] if first < len(ends) else stop
-            for batch in file.iter_batches(_ROWS, row_groups=range(first, len(ends))):
+            groups = range(first, min(last + 1, len(ends)))
+            # pyarrow fetches all groups of a call before the first row.
+            calls = [[group] for group in groups] if is_url(path) else [groups]
+            batches = (file.iter_batches(_ROWS, row_groups=call) for call in calls)
+            for batch in itertools.chain.from_iterable(batches):
                 if row >= stop:
                     return
                 if (skipped := max(0, start - row)) < batch.num_rows:
@@ -131,7 +137,8 @@ class Parquet(_Whole):
         """See `Format`."""
         import pyarrow.parquet as pq
 
-        rows = pq.read_metadata(path).num_rows
+        with mappable(path) as source:
+            rows = pq.read_metadata(source).num_rows
         return rows * part // parts, rows * (part + 1) // parts
 
 
@@ -142,33 +149,46 @@ class Arrow(_Whole):
 
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
         """See `Format`."""
-        row = 0
-        for batch in _arrow_batches(path):
+        for row, batch in _arrow_batches(path, start):
             if stop is not None and row >= stop:
                 return
             if (skipped := max(0, start - row)) < batch.num_rows:
                 wanted = None if stop is None else max(0, stop - row - skipped)
                 for k, sample in enumerate(batch.slice(skipped, wanted).to_pylist(), row + skipped):
                     yield k, k + 1, sample
-            row += batch.num_rows
 
     def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`."""
-        rows = sum(batch.num_rows for batch in _arrow_batches(path))
+        if is_url(path) and (counts := arrow_counts(path)) is not None:
+            rows = sum(counts)
+        else:
+            rows = sum(batch.num_rows for _, batch in _arrow_batches(path, 0))
         return rows * part // parts, rows * (part + 1) // parts
 
 
-def _arrow_batches(path: Any) -> Iterator[Any]:
-    """Yield the record batches of a file, which lie in mapped memory."""
+def _arrow_batches(path: Any, start: int) -> Iterator[tuple[int, Any]]:
+    """Yield the record batches of a file, each with the number of its first row. Those of local files are mapped.
+
+    Of an object, it passes over batches before row `start` without reading them, if the file has an index.
+    """
     import pyarrow as pa
 
-    with pa.memory_map(os.fspath(path)) as file:
+    with open_binary(path) if is_url(path) else pa.memory_map(os.fspath(path)) as file:
         try:
             reader = pa.ipc.open_file(file)
         except pa.ArrowInvalid:
-            yield from pa.ipc.open_stream(file)
+            file.seek(0)
+            reader = pa.ipc.open_stream(file)
+            row, batches = 0, reader
         else:
-            yield from map(reader.get_batch, range(reader.num_record_batches))
+            counts = (arrow_counts(path) if start and is_url(path) else None) or []
+            ends = list(itertools.accumulate(counts))
+            first = bisect.bisect_right(ends, start)
+            row = ends[first - 1] if first else 0
+            batches = map(reader.get_batch, range(first, reader.num_record_batches))
+        for batch in batches:
+            yield row, batch
+            row += batch.num_rows
 
 
 class Tar(_Whole):
@@ -182,7 +202,7 @@ class Tar(_Whole):
 
     def read(self, path: Any, start: int, stop: int | None) -> Iterator[Record]:
         """See `Format`."""
-        with open(path, "rb") as file:
+        with open_binary(path, stop) as file:
             file.seek(start)
             sample: dict[str, Any] = {}
             with tarfile.open(fileobj=file, mode="r:") as tar:
@@ -213,10 +233,10 @@ class Tar(_Whole):
 
     def bounds(self, path: Any, part: int, parts: int) -> tuple[int, int]:
         """See `Format`. It reads all headers of the shard."""
-        with tarfile.open(path, "r:") as tar:
+        with open_binary(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             members = [m for m in tar if m.isfile()]
         keys = itertools.groupby(members, lambda member: _key_of(member.name)[0])
-        starts = [next(group).offset for _, group in keys] + [os.path.getsize(path)]
+        starts = [next(group).offset for _, group in keys] + [size_of(path)]
         first, last = (len(starts[:-1]) * k // parts for k in (part, part + 1))
         return starts[first], starts[last]
 
@@ -247,7 +267,7 @@ class Iterated(_Whole):
 
 
 def _compressed_lines(path: Any) -> Iterator[Any]:
-    with gzip.open(path, "rb") as file:
+    with open_binary(path) as raw, gzip.open(raw, "rb") as file:
         yield from (line for line in file if not line.isspace())
 
 

@@ -1,0 +1,125 @@
+"""Paths that are names of local files or URLs of objects, and one store for all URLs of a bucket or host."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
+
+from fastload.errors import RemoteError
+
+if TYPE_CHECKING:
+    from fastload.remote.store import Store
+
+T = TypeVar("T")
+
+SCHEMES = ("s3://", "gs://", "az://", "https://", "http://", "file://")
+
+
+def is_url(path: Any) -> TypeGuard[str]:
+    """Return whether a path is a URL of an object, not the name of a local file."""
+    return isinstance(path, str) and path.startswith(SCHEMES)
+
+
+def open_binary(path: Any, until: int | None = None) -> BinaryIO:
+    """Open a local file as `open(path, "rb")` does, or an object. What is read ahead begins before `until`."""
+    return store_of(path).open(path, until) if is_url(path) else open(path, "rb")
+
+
+def mappable(path: Any) -> AbstractContextManager[Any]:
+    """Return a context of what pyarrow opens: a local path as it is, which can be mapped, or an open object."""
+    return open_binary(path) if is_url(path) else nullcontext(path)
+
+
+def size_of(path: Any) -> int:
+    """Return the size of a local file or of an object in bytes."""
+    return store_of(path).size(path) if is_url(path) else os.path.getsize(path)
+
+
+def read_whole(url: str) -> bytes:
+    """Return all bytes of an object."""
+    return store_of(url).read(url)
+
+
+def list_below(url: str) -> list[str]:
+    """Return the names of all objects below a URL, as they follow it."""
+    folder = url.rstrip("/") + "/"
+    prefix = folder.removeprefix(root_of(url))
+    return [entry.path.removeprefix(prefix) for entry in store_of(url).list(prefix)]
+
+
+def store_of(url: str) -> Store:
+    """Return this process's store of the bucket or host of a URL."""
+    return _store(root_of(url))
+
+
+def root_of(url: str) -> str:
+    """Return the URL of the bucket or host of a URL."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://{rest.partition('/')[0]}/"
+
+
+@cache  # a store opens its client in each process that reads, so a forked child may have its parent's
+def _store(root: str) -> Store:
+    from fastload.remote.store import open_store
+
+    return open_store(root)
+
+
+def apart(function: Callable[..., T], *args: Any) -> T:
+    """Return `function(*args)`, which reads URLs, so that this process can fork workers later.
+
+    obstore's threads do not survive a fork. So a forked child calls the function, unless they run here already.
+    """
+    if _obstore_runs():
+        return function(*args)
+    ours, theirs = os.pipe()
+    with warnings.catch_warnings():
+        # Python warns of any thread. The child runs this function alone.
+        warnings.filterwarnings("ignore", r"This process \(pid|Using fork\(\) can|os\.fork\(\) was")
+        child = os.fork()
+    if not child:
+        _answer(theirs, function, args)
+    os.close(theirs)
+    try:
+        with open(ours, "rb") as pipe:
+            answer = pipe.read()
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    if not answer:
+        code = os.waitstatus_to_exitcode(status)
+        raise RemoteError(
+            f"the process that reads {', '.join(map(str, args))} ended with exit code {code}"
+        )
+    result, error = pickle.loads(answer)
+    if error is not None:
+        raise error
+    return cast(T, result)
+
+
+def _obstore_runs() -> bool:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # it may end
+            if file.read().startswith("tokio"):
+                return True
+    return False
+
+
+def _answer(pipe: int, function: Callable[..., Any], args: Any) -> NoReturn:
+    try:
+        try:
+            answer = pickle.dumps((function(*args), None))
+        except Exception as error:
+            answer = pickle.dumps((None, error))
+        with open(pipe, "wb") as file:
+            file.write(answer)
+    finally:
+        os._exit(0)
