@@ -199,8 +199,10 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
             f"rank: a stream resumes with other ranks or workers from the states of all {ranks} ranks, saved after "
             f"the same batch: load_state_dict([state_0, state_1, ...]). Found those of ranks {[k for k, *_ in found]}"
         )
+    # A rank that ended before others has an empty rest, so that all go on in the same epoch.
+    ended = all(state.ended for state in states)
     if not others:
-        return replace(states[int(ours.rank)], workers=ours.workers)
+        return replace(states[int(ours.rank)], workers=ours.workers, ended=ended)
     # In the order of the readers: the ranks in turn, for each worker.
     lanes = [lane for each in zip(*(state.lanes for state in states), strict=True) for lane in each]
     readers = ours.world_size * len(ours.lanes)
@@ -211,7 +213,7 @@ def dealt_anew(dataset: Any, given: Any, ours: Any) -> IterableState:
         world_size=ours.world_size,
         global_batch=ours.global_batch,
         workers=ours.workers,
-        ended=all(state.ended for state in states),
+        ended=ended,
         turn=0,
         lanes=[_lane(state) for state in left[ours.rank :: ours.world_size]],
     )

@@ -152,3 +152,17 @@ def test_other_workers_draw_the_same_below_a_flat_map(tmp_path: Path) -> None:
             head = samples(itertools.islice(stopped, stop))
             resumed.load_state_dict(stopped.state_dict())
             assert sorted([*head, *samples(resumed)]) == sorted(expected)
+
+
+def test_a_rank_that_ended_waits_for_the_others(tmp_path: Path) -> None:
+    stream = source(random.Random(0), tmp_path, "own", [4, 30])
+    loaders = [loader(stream, 0, rank=rank, world_size=2) for rank in range(2)]
+    short = min(range(2), key=lambda rank: len(samples(loader(stream, 0, rank=rank, world_size=2))))
+    parts = [samples(itertools.islice(them, 3)) for them in loaders]
+    states = [them.state_dict() for them in loaders]
+    assert [state["ended"] for state in states] == [rank == short for rank in range(2)]
+    for rank, part in enumerate(parts):
+        resumed = loader(stream, 0, rank=rank, world_size=2)
+        resumed.load_state_dict(states)
+        assert bool(samples(resumed)) is (rank != short)
+        assert len(part) == (4 if rank == short else 12)
