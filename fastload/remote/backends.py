@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from fastload._kit.disk import write_file
 from fastload.errors import RemoteError, UsageError, needs
 
 
@@ -76,6 +77,10 @@ class Backend(Protocol):
         """Yield all objects below a folder."""
         ...
 
+    def put(self, path: str, data: Any) -> None:
+        """Write an object, which appears whole. Unlike the others, it may retry."""
+        ...
+
     def failure(self, error: BaseException) -> Failure:
         """Return what an error of these means."""
         ...
@@ -119,6 +124,9 @@ def without_credentials(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
+PART, PARTS = 8 << 20, 9_000
+"""Bytes of each part that a large object is written in, and the most parts: stores allow 10,000."""
+
 _used_in: int | None = None
 """The process that has begun obstore's threads, or a parent that had, before this one was forked from it."""
 
@@ -139,12 +147,12 @@ class _Obstore:
     def __init__(self, url: str, options: dict[str, Any], retries: int, timeout: float) -> None:
         self._arguments = url, options, timeout
         self._retries = retries
-        self._client = self._open(0)
+        self._client = self._open(0, timeout)
 
-    def _open(self, retries: int) -> Any:
+    def _open(self, retries: int, timeout: float) -> Any:
         # By name: its overloads know the options of each store, and here are those of any.
         from_url: Any = importlib.import_module("obstore.store").from_url
-        url, options, timeout = self._arguments
+        url, options, _ = self._arguments
         endpoints = [url, str(options.get("endpoint", "")), *map(os.environ.get, _ENDPOINTS)]
         client: dict[str, Any] = {
             "allow_http": any(e and e.startswith("http://") for e in endpoints),
@@ -196,9 +204,16 @@ class _Obstore:
     def list(self, prefix: str) -> Iterator[Entry]:
         self._alive()
         # obstore retries each page by itself: a whole listing is too long for one attempt.
-        for page in self._open(self._retries).list(prefix or None, chunk_size=1000):
+        client = self._open(self._retries, self._arguments[2])
+        for page in client.list(prefix or None, chunk_size=1000):
             for meta in page:
                 yield Entry(meta["path"], meta["size"], meta["e_tag"])
+
+    def put(self, path: str, data: Any) -> None:
+        self._alive()
+        # While a part is sent, the server says nothing. obstore retries each part by itself.
+        client = self._open(self._retries, 10 * self._arguments[2])
+        client.put(path, data, chunk_size=max(PART, len(data) // PARTS + 1))
 
     def failure(self, error: BaseException) -> Failure:
         if isinstance(error, FileNotFoundError):
@@ -250,6 +265,11 @@ class _Files:
                 found = os.stat(path)
                 yield Entry(os.path.relpath(path, self._folder), found.st_size, _etag(found))
 
+    def put(self, path: str, data: Any) -> None:
+        path = self._path(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_file(path, data)
+
     def failure(self, error: BaseException) -> Failure:
         return _plainly(error)
 
@@ -282,6 +302,9 @@ class _FileSystem:
         for path, info in self._fs.find(prefix, detail=True).items():
             yield Entry(path, info["size"], info.get("ETag") or info.get("etag"))
 
+    def put(self, path: str, data: Any) -> None:
+        self._fs.pipe_file(path, data)
+
     def failure(self, error: BaseException) -> Failure:
         return _plainly(error)
 
@@ -304,6 +327,9 @@ class _Reader:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         raise UsageError(f"{type(self._source).__name__} has no way to list objects")
+
+    def put(self, path: str, data: Any) -> None:
+        raise UsageError(f"{type(self._source).__name__} has no way to write objects")
 
     def failure(self, error: BaseException) -> Failure:
         return _plainly(error)
