@@ -38,7 +38,7 @@ PLUG_INS = {
     "metrics": "errors telemetry",
     "parameters": "errors _kit distributed",
     "remote": "errors _kit",
-    "sequences": "errors _kit order rows",
+    "sequences": "errors _kit order rows remote",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
     "streams": "errors _kit random reading sequences remote",
     "stream": "errors _kit random safety reading engine",
