@@ -42,7 +42,7 @@ PLUG_INS = {
     "store": "errors _kit rows order reading loader datasets distributed (train)",
     "streams": "errors _kit random reading sequences remote",
     "stream": "errors _kit random safety reading engine",
-    "train": "__init__ errors _kit telemetry datasets distributed image measure",
+    "train": "__init__ errors _kit telemetry datasets distributed image measure remote",
 }
 
 COMMANDS = {
