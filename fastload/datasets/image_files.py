@@ -13,13 +13,14 @@ from torch.utils.data import Dataset
 from fastload._kit.integers import as_indices
 from fastload._kit.texts import counted
 from fastload.datasets.file_lists import read_classes, read_list
-from fastload.datasets.image_folders import EXTENSIONS, found_in, listed_below
+from fastload.datasets.image_folders import EXTENSIONS, found_at, found_in
 from fastload.datasets.path_table import Lazy, PathTable
-from fastload.errors import FileListError
+from fastload.errors import FileListError, UsageError
 from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import Render, empty_result, make_render
 from fastload.remote.files import is_url, root_of, store_of
+from fastload.remote.listing import listing_of
 from fastload.rows import Run
 from fastload.telemetry import stage
 
@@ -248,16 +249,20 @@ class ImageFolder(ImageFiles):
     same order as torchvision's. List files with other extensions in a text file, for `ImageFileList`.
 
     Args:
-        root: the folder, or its URL, such as "s3://bucket/train". All objects below a URL are listed once.
+        root: the folder, or its URL, such as "s3://bucket/train". All objects below a URL are listed once: in a process
+            group, by the first rank that asks.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
         rank, world_size: take only every `world_size`-th file, from number `rank` on.
+        listing: a file, or its URL, that keeps the listing of a URL. If it exists, nothing is listed: images that came
+            later are not in the dataset, and one that is gone raises FileNotFoundError when it is read.
+        refresh: list anew, and replace `listing`.
 
     Raises:
         FileNotFoundError: `root` does not exist or has no directory, or a class has no image.
         NotADirectoryError: `root` is a file.
-        FileListError: there are fewer images than ranks.
+        FileListError: there are fewer images than ranks, or `listing` is damaged, or one of another URL.
 
     Examples:
         >>> images = fastload.datasets.ImageFolder("images")
@@ -276,11 +281,21 @@ class ImageFolder(ImageFiles):
         target_transform: Callable[[Any], Any] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        listing: Path | None = None,
+        refresh: bool = False,
     ) -> None:
+        self._listed = ""
         self.root = os.path.expanduser(os.fspath(root))
         if is_url(self.root):
             self.root = self.root.rstrip("/")
-            classes, files = listed_below(self.root)
+            found = listing_of(self.root, listing, refresh)
+            classes, files = found_at(found)
+            kept = "" if listing is None else f" in {listing}. Give refresh=True to list anew"
+            self._listed = f"It was listed at {found.at}{kept}"
+        elif listing is not None or refresh:
+            raise UsageError(
+                f"{self.root}: listing and refresh are for URLs. A folder here is walked"
+            )
         else:
             classes, files = found_in(self.root)
         paths = PathTable(files, rank=rank, world_size=world_size)
@@ -301,6 +316,15 @@ class ImageFolder(ImageFiles):
         )
 
     fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
+
+    def load_image(self, index: int) -> tuple[Any, Any]:
+        """Read, decode and transform sample `index`, as in `ImageFiles`."""
+        try:
+            return super().load_image(index)
+        except FileNotFoundError as error:
+            if self._listed:
+                error.strerror = f"{error.strerror}. {self._listed}"
+            raise
 
     def __repr__(self) -> str:
         return self._described(self.root)
