@@ -132,6 +132,9 @@ _used_in: int | None = None
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w '-]*)")
 _KIND = re.compile(r"kind: (Timeout|Connect|Interrupted|Decode)\b")
+_WHY = re.compile(
+    r"InvalidCertificate\(\s*\w+|Connection(?:Refused|Reset)\b|failed to lookup address information|BadScheme"
+)
 _PERMANENT = (
     "InvalidPathError",
     "NotSupportedError",
@@ -225,17 +228,26 @@ class _Obstore:
         if status := _STATUS.search(text):
             code = int(status[1][:3])
             again = code >= 500 or code in (408, 425, 429)
-            return Failure(f"status {status[1].strip()}", again, code in (429, 503), quotable=False)
+            reason = f"status {status[1].strip()}"
+            if code in (405, 501) and self._arguments[0].startswith("http"):
+                reason += ": a web server lists and writes only if it has WebDAV"
+            return Failure(reason, again, code in (429, 503), quotable=False)
         kind = _KIND.search(text)
         line = text.partition("\n")[0].rpartition(" - ")[2]
         line = re.sub(r"\w+://\S+", lambda url: without_credentials(url[0]), line)
-        reason = f"{line}{f' ({kind[1]})' if kind else ''}"
+        causes = [kind[1]] if kind else []
+        if why := _WHY.search(text):
+            causes.append(re.sub(r"\W+", " ", why[0]))
+        reason = f"{line} ({', '.join(causes)})" if causes else line
         permanent = isinstance(error, ValueError | TypeError) or type(error).__name__ in _PERMANENT
         slow = bool(kind and kind[1] == "Timeout")
         return Failure(reason, not permanent, slow, quotable=False)
 
 
-_ENDPOINTS = "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"
+_ENDPOINTS = (
+    *("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    *("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+)
 
 
 class _Files:
