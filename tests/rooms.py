@@ -37,12 +37,12 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "metrics": "errors telemetry",
     "parameters": "errors _kit distributed",
-    "remote": "errors",
-    "sequences": "errors _kit order rows",
+    "remote": "errors _kit",
+    "sequences": "errors _kit order rows remote",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
     "streams": "errors _kit random reading sequences remote",
     "stream": "errors _kit random safety reading engine",
-    "train": "__init__ errors _kit telemetry datasets distributed image measure",
+    "train": "__init__ errors _kit telemetry datasets distributed image measure remote",
 }
 
 COMMANDS = {

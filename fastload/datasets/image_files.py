@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from abc import abstractmethod
-from array import array
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +13,18 @@ from torch.utils.data import Dataset
 from fastload._kit.integers import as_indices
 from fastload._kit.texts import counted
 from fastload.datasets.file_lists import read_classes, read_list
-from fastload.datasets.image_folders import EXTENSIONS, found_in, listed_below
-from fastload.errors import FileListError
+from fastload.datasets.image_folders import EXTENSIONS, found_at, found_in
+from fastload.datasets.path_table import Lazy, PathTable
+from fastload.errors import FileListError, UsageError
 from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import Render, empty_result, make_render
 from fastload.remote.files import is_url, root_of, store_of
+from fastload.remote.listing import listing_of
 from fastload.rows import Run
 from fastload.telemetry import stage
 
 Path = str | os.PathLike[str]
-T = TypeVar("T", covariant=True)
 
 
 class ImageFiles(Dataset[tuple[Any, Any]]):
@@ -251,16 +249,20 @@ class ImageFolder(ImageFiles):
     same order as torchvision's. List files with other extensions in a text file, for `ImageFileList`.
 
     Args:
-        root: the folder, or its URL, such as "s3://bucket/train". All objects below a URL are listed once.
+        root: the folder, or its URL, such as "s3://bucket/train". All objects below a URL are listed once: in a process
+            group, by the first rank that asks.
         transform: a plan of `fastload.image`, which decodes, crops and resizes in one call, or any callable, which gets
             an RGB `PIL.Image.Image`. None returns the image.
         target_transform: is applied to the class number.
         rank, world_size: take only every `world_size`-th file, from number `rank` on.
+        listing: a file, or its URL, that keeps the listing of a URL. If it exists, nothing is listed: images that came
+            later are not in the dataset, and one that is gone raises FileNotFoundError when it is read.
+        refresh: list anew, and replace `listing`.
 
     Raises:
         FileNotFoundError: `root` does not exist or has no directory, or a class has no image.
         NotADirectoryError: `root` is a file.
-        FileListError: there are fewer images than ranks.
+        FileListError: there are fewer images than ranks, or `listing` is damaged, or one of another URL.
 
     Examples:
         >>> images = fastload.datasets.ImageFolder("images")
@@ -279,11 +281,21 @@ class ImageFolder(ImageFiles):
         target_transform: Callable[[Any], Any] | None = None,
         rank: int = 0,
         world_size: int = 1,
+        listing: Path | None = None,
+        refresh: bool = False,
     ) -> None:
+        self._listed = ""
         self.root = os.path.expanduser(os.fspath(root))
         if is_url(self.root):
             self.root = self.root.rstrip("/")
-            classes, files = listed_below(self.root)
+            found = listing_of(self.root, listing, refresh)
+            classes, files = found_at(found)
+            kept = "" if listing is None else f" in {listing}. Give refresh=True to list anew"
+            self._listed = f"It was listed at {found.at}{kept}"
+        elif listing is not None or refresh:
+            raise UsageError(
+                f"{self.root}: listing and refresh are for URLs. A folder here is walked"
+            )
         else:
             classes, files = found_in(self.root)
         paths = PathTable(files, rank=rank, world_size=world_size)
@@ -305,74 +317,20 @@ class ImageFolder(ImageFiles):
 
     fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
 
+    def load_image(self, index: int) -> tuple[Any, Any]:
+        """Read, decode and transform sample `index`, as in `ImageFiles`."""
+        try:
+            return super().load_image(index)
+        except FileNotFoundError as error:
+            if self._listed:
+                error.strerror = f"{error.strerror}. {self._listed}"
+            raise
+
     def __repr__(self) -> str:
         return self._described(self.root)
 
 
-class _Lazy(Sequence[T]):
-    """A sequence that creates an element when it is read. A slice of it is a list."""
-
-    @abstractmethod
-    def _at(self, position: int) -> T:
-        """Return the element at `position`, which is in range."""
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[T]: ...
-    def __getitem__(self, index: int | slice) -> T | list[T]:
-        if isinstance(index, slice):
-            return [self._at(position) for position in range(*index.indices(len(self)))]
-        return self._at(range(len(self))[operator.index(index)])
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(map(operator.eq, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__.lstrip('_')} of {len(self)}>"
-
-
-class PathTable(_Lazy[str]):
-    """Packed paths: each directory is stored once, and file names lie end to end in one buffer.
-
-    A path costs 12 bytes and its file name (36 for ImageNet's), however long its directory is. As a str it costs 57
-    bytes and the whole path. `total` counts the paths of all ranks. `directories` are those of all ranks, each with
-    its trailing slash, in order of appearance. `directory_of`, int32[len(self)], gives the directory of each path.
-    """
-
-    def __init__(self, files: Iterable[tuple[bytes, bytes]], *, rank: int, world_size: int) -> None:
-        """Store the rank's part of `files`: (directory with trailing slash, file name)."""
-        if not 0 <= rank < world_size:
-            raise ValueError(f"expected 0 <= rank < world_size, got {rank=} and {world_size=}")
-        numbers: dict[bytes, int] = {}
-        names, ends, directory_of = bytearray(), array("q", [0]), array("i")
-        self.total = 0
-        for directory, name in files:
-            number = numbers.setdefault(directory, len(numbers))
-            if self.total % world_size == rank:
-                names += name
-                ends.append(len(names))
-                directory_of.append(number)
-            self.total += 1
-        self.rank, self.world_size = rank, world_size
-        self.directories = [os.fsdecode(directory) for directory in numbers]
-        self.directory_of = np.array(directory_of, dtype=np.int32)
-        self._names, self._ends = bytes(names), np.array(ends, dtype=np.int64)
-
-    def __len__(self) -> int:
-        return len(self.directory_of)
-
-    def _at(self, position: int) -> str:
-        name = self._names[self._ends[position] : self._ends[position + 1]]
-        directory: str = self.directories[self.directory_of[position]]
-        return directory + os.fsdecode(name)
-
-
-class _Samples(_Lazy[tuple[str, int]]):
+class _Samples(Lazy[tuple[str, int]]):
     def __init__(self, files: ImageFiles) -> None:
         self._files = files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
-from fastload.remote.files import apart, list_below
+from fastload.remote.listing import Listing
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -23,9 +23,9 @@ def found_in(root: str) -> tuple[list[str], Iterator[tuple[bytes, bytes]]]:
     return classes, _walk(root, classes)
 
 
-def listed_below(root: str) -> tuple[list[str], Iterator[tuple[bytes, bytes]]]:
-    """Return the same of a folder at a URL, by one listing of all that is below it."""
-    objects = [name.rpartition("/")[::2] for name in apart(list_below, root)]
+def found_at(listing: Listing) -> tuple[list[str], Iterator[tuple[bytes, bytes]]]:
+    """Return the same of a folder at a URL, by the listing of all that is below it."""
+    root, objects = listing.url, [name.rpartition("/")[::2] for name in listing.names]
     classes = sorted({at.partition("/")[0] for at, _ in objects} - {""})
     found = [(at.partition("/")[0], at, name) for at, name in objects if _is_image(at, name)]
     directories = {at: os.fsencode(f"{root}/{at}/") for _, at, _ in found}

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
+from fastload._kit.disk import write_file
 from fastload.errors import RemoteError, UsageError, needs
 
 
@@ -76,6 +77,10 @@ class Backend(Protocol):
         """Yield all objects below a folder."""
         ...
 
+    def put(self, path: str, data: Any) -> None:
+        """Write an object, which appears whole. Unlike the others, it may retry."""
+        ...
+
     def failure(self, error: BaseException) -> Failure:
         """Return what an error of these means."""
         ...
@@ -119,11 +124,17 @@ def without_credentials(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
 
 
+PART, PARTS = 8 << 20, 9_000
+"""Bytes of each part that a large object is written in, and the most parts: stores allow 10,000."""
+
 _used_in: int | None = None
 """The process that has begun obstore's threads, or a parent that had, before this one was forked from it."""
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w '-]*)")
 _KIND = re.compile(r"kind: (Timeout|Connect|Interrupted|Decode)\b")
+_WHY = re.compile(
+    r"InvalidCertificate\(\s*\w+|Connection(?:Refused|Reset)\b|failed to lookup address information|BadScheme"
+)
 _PERMANENT = (
     "InvalidPathError",
     "NotSupportedError",
@@ -139,12 +150,12 @@ class _Obstore:
     def __init__(self, url: str, options: dict[str, Any], retries: int, timeout: float) -> None:
         self._arguments = url, options, timeout
         self._retries = retries
-        self._client = self._open(0)
+        self._client = self._open(0, timeout)
 
-    def _open(self, retries: int) -> Any:
+    def _open(self, retries: int, timeout: float) -> Any:
         # By name: its overloads know the options of each store, and here are those of any.
         from_url: Any = importlib.import_module("obstore.store").from_url
-        url, options, timeout = self._arguments
+        url, options, _ = self._arguments
         endpoints = [url, str(options.get("endpoint", "")), *map(os.environ.get, _ENDPOINTS)]
         client: dict[str, Any] = {
             "allow_http": any(e and e.startswith("http://") for e in endpoints),
@@ -196,9 +207,16 @@ class _Obstore:
     def list(self, prefix: str) -> Iterator[Entry]:
         self._alive()
         # obstore retries each page by itself: a whole listing is too long for one attempt.
-        for page in self._open(self._retries).list(prefix or None, chunk_size=1000):
+        client = self._open(self._retries, self._arguments[2])
+        for page in client.list(prefix or None, chunk_size=1000):
             for meta in page:
                 yield Entry(meta["path"], meta["size"], meta["e_tag"])
+
+    def put(self, path: str, data: Any) -> None:
+        self._alive()
+        # While a part is sent, the server says nothing. obstore retries each part by itself.
+        client = self._open(self._retries, 10 * self._arguments[2])
+        client.put(path, data, chunk_size=max(PART, len(data) // PARTS + 1))
 
     def failure(self, error: BaseException) -> Failure:
         if isinstance(error, FileNotFoundError):
@@ -210,17 +228,26 @@ class _Obstore:
         if status := _STATUS.search(text):
             code = int(status[1][:3])
             again = code >= 500 or code in (408, 425, 429)
-            return Failure(f"status {status[1].strip()}", again, code in (429, 503), quotable=False)
+            reason = f"status {status[1].strip()}"
+            if code in (405, 501) and self._arguments[0].startswith("http"):
+                reason += ": a web server lists and writes only if it has WebDAV"
+            return Failure(reason, again, code in (429, 503), quotable=False)
         kind = _KIND.search(text)
         line = text.partition("\n")[0].rpartition(" - ")[2]
         line = re.sub(r"\w+://\S+", lambda url: without_credentials(url[0]), line)
-        reason = f"{line}{f' ({kind[1]})' if kind else ''}"
+        causes = [kind[1]] if kind else []
+        if why := _WHY.search(text):
+            causes.append(re.sub(r"\W+", " ", why[0]))
+        reason = f"{line} ({', '.join(causes)})" if causes else line
         permanent = isinstance(error, ValueError | TypeError) or type(error).__name__ in _PERMANENT
         slow = bool(kind and kind[1] == "Timeout")
         return Failure(reason, not permanent, slow, quotable=False)
 
 
-_ENDPOINTS = "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"
+_ENDPOINTS = (
+    *("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    *("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+)
 
 
 class _Files:
@@ -249,6 +276,11 @@ class _Files:
                 path = os.path.join(folder, name)
                 found = os.stat(path)
                 yield Entry(os.path.relpath(path, self._folder), found.st_size, _etag(found))
+
+    def put(self, path: str, data: Any) -> None:
+        path = self._path(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        write_file(path, data)
 
     def failure(self, error: BaseException) -> Failure:
         return _plainly(error)
@@ -282,6 +314,9 @@ class _FileSystem:
         for path, info in self._fs.find(prefix, detail=True).items():
             yield Entry(path, info["size"], info.get("ETag") or info.get("etag"))
 
+    def put(self, path: str, data: Any) -> None:
+        self._fs.pipe_file(path, data)
+
     def failure(self, error: BaseException) -> Failure:
         return _plainly(error)
 
@@ -304,6 +339,9 @@ class _Reader:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         raise UsageError(f"{type(self._source).__name__} has no way to list objects")
+
+    def put(self, path: str, data: Any) -> None:
+        raise UsageError(f"{type(self._source).__name__} has no way to write objects")
 
     def failure(self, error: BaseException) -> Failure:
         return _plainly(error)

@@ -250,15 +250,27 @@ class Fetching:
 
     def list(self, session: Session, prefix: str) -> list[Entry]:
         """Return all objects below a folder. The client retries each page of the listing."""
+        with self._at_once(session, prefix, ", a listing"):
+            return [*session.backend.list(prefix)]
+
+    def put(self, session: Session, path: str, data: Any) -> None:
+        """Write an object. The client retries. What the next read finds is another object than those before."""
+        with self._at_once(session, path, ", written"):
+            session.backend.put(path, data)
+        with self._lock:
+            session.etags.pop(path, None)
+
+    @contextmanager
+    def _at_once(self, session: Session, path: str, span: str) -> Iterator[None]:
         with self._asking():
             try:
-                return [*session.backend.list(prefix)]
+                yield
             except FastloadError:
                 raise
             except Exception as error:
                 failure = session.backend.failure(error)
                 cause = error if failure.quotable else None
-                raise session.error(prefix, ", a listing", failure, session.retries + 1) from cause
+                raise session.error(path, span, failure, session.retries + 1) from cause
 
     def count(self, session: Session, nbytes: int) -> None:
         """Count bytes that a read returned."""

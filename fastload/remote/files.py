@@ -46,6 +46,20 @@ def read_whole(url: str) -> bytes:
     return store_of(url).read(url)
 
 
+def write_whole(url: str, data: bytes | memoryview) -> None:
+    """Write an object, which appears whole."""
+    store_of(url).write(url, data)
+
+
+def is_there(url: str) -> bool:
+    """Return whether there is an object at a URL."""
+    try:
+        store_of(url).size(url)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def list_below(url: str) -> list[str]:
     """Return the names of all objects below a URL, as they follow it."""
     folder = url.rstrip("/") + "/"
@@ -72,7 +86,7 @@ def _store(root: str) -> Store:
 
 
 def apart(function: Callable[..., T], *args: Any) -> T:
-    """Return `function(*args)`, which reads URLs, so that this process can fork workers later.
+    """Return `function(*args)`, which reads or writes at URLs, so that this process can fork workers later.
 
     obstore's threads do not survive a fork. So a forked child calls the function, unless they run here already.
     """
@@ -97,7 +111,7 @@ def apart(function: Callable[..., T], *args: Any) -> T:
     if not answer:
         code = os.waitstatus_to_exitcode(status)
         raise RemoteError(
-            f"the process that reads {', '.join(map(str, args))} ended with exit code {code}"
+            f"the process that reads or writes {', '.join(map(str, args))} ended with exit code {code}"
         )
     result, error = pickle.loads(answer)
     if error is not None:

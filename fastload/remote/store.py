@@ -137,6 +137,18 @@ class Store:
         """Return all objects below a folder, with sizes and ETags, in the store's order."""
         return fetching.process.list(self._opened(), self._path(prefix))
 
+    def etag(self, path: str) -> str | None:
+        """Return the ETag of an object when this store first read it, or its size, in this process, or None."""
+        return self._opened().etags.get(self._path(path))
+
+    def write(self, path: str, data: bytes | memoryview) -> None:
+        """Write an object, or another one in its place. It appears whole, or not at all.
+
+        Announce no read of it before. A large object is sent in parts. If the process is killed, a store may keep those
+        that were sent, and ask money for them: let a rule of the bucket delete incomplete uploads.
+        """
+        fetching.process.put(self._opened(), self._path(path), data)
+
     def stats(self) -> dict[str, Any]:
         """Return what this store did in this process.
 

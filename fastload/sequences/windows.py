@@ -5,24 +5,23 @@ from __future__ import annotations
 import operator
 import os
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, pairwise
-from tokenize import TokenError
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from fastload._kit.disk import Descriptor, identity, open_file, preadv
 from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
+from fastload.remote.files import root_of, store_of
 from fastload.rows import Run
 from fastload.sequences.packed import Packed
+from fastload.sequences.token_files import OpenFile, parts_of
 
 Path = str | os.PathLike[str]
 MOST_OPEN = 64  # files of a dataset
@@ -43,11 +42,11 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
 
     Files are read by position with the GIL released, not mapped: a file that is cut off is an error, and no SIGBUS.
     They are opened when they are needed. The dataset can be shared between threads, pickled, copied, and used after a
-    fork.
+    fork. Windows at URLs are read by the batch, and neighbours by one request.
 
     Args:
-        files: a file, or several in order. Names that end in `.npy` are NumPy files of one dimension. All others have
-            the bytes of the tokens, and nothing else.
+        files: a file or its URL, or several in order. Names that end in `.npy` are NumPy files of one dimension. All
+            others have the bytes of the tokens, and nothing else.
         length: tokens of a window.
         dtype: the dtype of the tokens in files that are not NumPy's, such as "uint16": one for all, or a sequence with
             one for each file.
@@ -56,7 +55,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
     At most 64 files are open at once.
 
     Attributes:
-        files, length, end: the arguments; files as absolute paths.
+        files, length, end: the arguments; files as absolute paths or URLs.
         left_out: the number of tokens that are in no window, neither as a token nor as a target.
         set_id: hash of the files' names, sizes and dtypes, and of the arguments. A loader's state contains it.
 
@@ -89,8 +88,8 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
                 f"expected length of 1 or more and a file or several, got {length=} and {files=}"
             )
         self.length, self.end = int(length), None if end is None else integer("end", end)
-        kinds = zip(map(os.path.abspath, given), _dtypes(given, dtype), strict=True)
-        self._parts = [_part(path, kind) for path, kind in kinds]
+        self._parts = parts_of(given, _dtypes(given, dtype))
+        self._roots = {root_of(part.path) for part in self._parts if part.is_remote}
         for part in self._parts:
             limits = np.iinfo(part.dtype)
             if self.end is not None and not limits.min <= self.end <= limits.max:
@@ -114,7 +113,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
     def close(self) -> None:
         """Close the files. The next read opens them again."""
         # Part `k` is at place `k % len(self._open)`. A thread that is reading holds its file.
-        self._open: list[_OpenFile | None] = [None] * min(MOST_OPEN, len(self._parts))
+        self._open: list[OpenFile | None] = [None] * min(MOST_OPEN, len(self._parts))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": [None] * len(self._open)}
@@ -137,7 +136,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
             raise IndexError(f"window {index} of {self!r}: expected 0 to {len(self) - 1}")
         sample = self.empty_sample()
         rows = {name: leaf.numpy()[None] for name, leaf in sample.items()}
-        self._fill(index, rows, 0)
+        self._fill(index, rows, 0, self._fetch([index]).get(0))
         self._mark(rows)
         return sample
 
@@ -158,9 +157,14 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
             return range(len(run))
         rows = {name: leaf.numpy() for name, leaf in run.rows.items()}
         missing = []
-        for k, index in enumerate(windows.tolist()):
+        indices = windows.tolist()
+        try:
+            fetched = self._fetch(indices)
+        except (SequenceError, OSError):
+            return range(len(run))  # read one by one, those that fail raise
+        for k, index in enumerate(indices):
             try:
-                self._fill(index, rows, k)
+                self._fill(index, rows, k, fetched.get(k))
             except (SequenceError, OSError):
                 missing.append(k)  # `__getitem__` raises it again, in its place
         self._mark(rows)
@@ -183,15 +187,54 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
         part = bisect_right(self._ends, index)
         return part, (index - (self._ends[part - 1] if part else 0)) * self.length
 
-    def _fill(self, index: int, rows: Mapping[str, NDArray[Any]], k: int) -> None:
-        """Write the tokens of a window, and those that follow them, into row `k`."""
+    @property
+    def will_read(self) -> Callable[[Sequence[int]], None] | None:
+        """Begins to read the windows of samples that are at URLs, or None if all are in local files.
+
+        fastload's loader calls it with the indices of the batches that its workers will read soon. An empty list
+        forgets what was begun.
+        """
+        return self._begin if self._roots else None
+
+    def _begin(self, indices: Sequence[int]) -> None:
+        wanted = self._remote_spans(indices).values()
+        for root in self._roots:
+            begun = [span for span in wanted if span[0].startswith(root)]
+            if begun or not len(indices):  # an empty list would forget what earlier calls began
+                store_of(root).will_read(begun)
+
+    def _remote_spans(self, indices: Sequence[int]) -> dict[int, tuple[str, int, int]]:
+        """Return URL, begin and end of each window that is at a URL, by its place in `indices`."""
+        places = ((k, *self._place(index)) for k, index in enumerate(indices))
+        return {
+            k: (part.path, *part.span(first, self.length + 1))
+            for k, number, first in places
+            if (part := self._parts[number]).is_remote
+        }
+
+    def _fetch(self, indices: Sequence[int]) -> dict[int, bytes]:
+        """Return the bytes of windows that are at URLs, read together, by their places in `indices`."""
+        if not self._roots:
+            return {}
+        wanted, found = self._remote_spans(indices), dict[int, bytes]()
+        for root in self._roots:
+            here = {k: span for k, span in wanted.items() if span[0].startswith(root)}
+            found.update(zip(here, store_of(root).read_many(here.values()), strict=True))
+        for number in {self._place(indices[k])[0] for k in wanted}:
+            self._parts[number].check_object()
+        return found
+
+    def _fill(
+        self, index: int, rows: Mapping[str, NDArray[Any]], k: int, found: bytes | bytearray | None
+    ) -> None:
+        """Write the tokens of a window, and those that follow them, into row `k`. `found`: its bytes, if fetched."""
         number, first = self._place(index)
         part, place = self._parts[number], number % len(self._open)
-        file = self._open[place]
-        if file is None or file.part is not part:
-            self._open[place] = file = _OpenFile(part)
-        size = part.dtype.itemsize
-        found = file.read((self.length + 1) * size, part.offset + first * size)
+        if found is None:
+            file = self._open[place]
+            if file is None or file.part is not part:
+                self._open[place] = file = OpenFile(part)
+            found = file.read(*part.span(first, self.length + 1))
         ids = np.frombuffer(found, part.dtype)
         rows["tokens"][k], rows["targets"][k] = ids[:-1], ids[1:]
 
@@ -214,83 +257,6 @@ def check_rows(sources: Mapping[str, Any]) -> None:
 
 def _whole(source: Any) -> Any:
     return _whole(source.dataset) if isinstance(source, Subset) else source
-
-
-class _Part(NamedTuple):
-    """A file of tokens. `identity` tells if it is replaced, and `offset` is the byte of its first token."""
-
-    path: str
-    identity: tuple[int, ...]
-    dtype: np.dtype[Any]
-    offset: int
-    tokens: int
-
-
-class _OpenFile(Descriptor):
-    """An open file of tokens."""
-
-    def __init__(self, part: _Part) -> None:
-        self.part = part
-        super().__init__(os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
-        if identity(self.fd) != part.identity:
-            raise self._changed()
-
-    def read(self, size: int, begin: int) -> bytearray:
-        """Return the bytes of the file from `begin` on."""
-        found = bytearray(size)
-        try:
-            if preadv(self.fd, memoryview(found), begin) < size:
-                raise self._changed()
-        except OSError as error:
-            error.filename = self.part.path  # unlike open(), a read does not name it
-            raise
-        return found
-
-    def _changed(self) -> SequenceError:
-        now = os.fstat(self.fd).st_size
-        return SequenceError(
-            f"{self.part.path}: the file was cut off, replaced or changed since the dataset was created. The file has "
-            f"{now:,} bytes now, and had {self.part.identity[2]:,} then. Create the dataset again"
-        )
-
-
-def _part(path: str, dtype: Any) -> _Part:
-    """Return a file of tokens, which must be of whole tokens."""
-    offset, kind, count = 0, None if dtype is None else _integers(path, dtype), 0
-    with open_file(path) as file:
-        found = identity(file.fileno())
-        if path.endswith(".npy"):
-            try:
-                old = npy.read_magic(file) == (1, 0)
-                header = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
-                (count,), _, stored = header(file)
-            except (ValueError, SyntaxError, TokenError) as error:
-                raise SequenceError(
-                    f"{path}: expected a NumPy file of one dimension: {error}"
-                ) from error
-            if kind not in (None, stored):
-                raise ValueError(f"{path}: dtype is {kind}, but the file has {stored}")
-            offset, kind = file.tell(), _integers(path, stored)
-    if kind is None:
-        raise ValueError(f'{path}: expected the dtype of its tokens: pass dtype, such as "uint16"')
-    size = found[2] - offset
-    if not size or size % kind.itemsize or (count or size // kind.itemsize) * kind.itemsize != size:
-        expected = f"{count:,} tokens" if count else "tokens"
-        raise SequenceError(
-            f"{path}: expected {expected} of {kind.itemsize} bytes each ({kind}), found {size:,} bytes"
-        )
-    return _Part(path, found, kind, offset, size // kind.itemsize)
-
-
-def _integers(path: str, dtype: Any) -> np.dtype[Any]:
-    """Return a dtype. Raises ValueError unless it is one of integers."""
-    try:
-        found: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise ValueError(f"{path}: dtype {dtype!r} is unknown: {error}") from error
-    if found.kind not in "iu":
-        raise ValueError(f"{path}: expected a dtype of integers, found {found}")
-    return found
 
 
 def _dtypes(files: Sequence[Path], given: Any) -> Sequence[Any]:

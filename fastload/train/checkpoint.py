@@ -8,12 +8,15 @@ training was killed.
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
 import random
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -22,10 +25,31 @@ import torch
 
 from fastload._kit.disk import replace_file
 from fastload.errors import FastloadError
+from fastload.remote.files import apart, is_there, is_url, read_whole, write_whole
 from fastload.train.models import mismatch
 
 FORMAT = 1
 NAME = "checkpoint.pt"
+
+
+Place = str | os.PathLike[str]
+"""A folder, or its URL."""
+
+
+def path_of(folder: Place) -> str | Path:
+    """Return the path or the URL of the checkpoint in a folder."""
+    return f"{folder.rstrip('/')}/{NAME}" if is_url(folder) else Path(folder) / NAME
+
+
+def exists(folder: Place) -> bool:
+    """Return whether a folder has a checkpoint."""
+    path = path_of(folder)
+    return apart(is_there, path) if is_url(path) else os.path.exists(path)
+
+
+def expect_writable(url: str) -> None:
+    """Raise OSError if no object can be written beside the one at a URL. An empty one stays there."""
+    apart(partial(write_whole, data=b""), f"{url}.writable")
 
 
 class CheckpointError(FastloadError, ValueError):
@@ -46,15 +70,23 @@ class Checkpoint:
     randomness: list[dict[str, Any]]
     """The states of the global random generators of each rank, by rank."""
 
-    def save(self, folder: Path) -> Path:
-        """Write the file into `folder`, and replace an earlier one. If that fails, the earlier one stays."""
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / NAME
-        content = {name: getattr(self, name) for name in self.__slots__}
-        partial = folder / f".{NAME}.partial"  # replaces what a killed writer left
+    def save(self, folder: Place) -> str | Path:
+        """Write the file into `folder`, and replace an earlier one. If that fails, the earlier one stays.
+
+        One for a URL is in memory first.
+        """
+        path = path_of(folder)
+        content = {"format": FORMAT, **{name: getattr(self, name) for name in self.__slots__}}
+        if is_url(path):
+            buffer = io.BytesIO()
+            torch.save(content, buffer)
+            apart(partial(write_whole, data=buffer.getbuffer()), path)
+            return path
+        os.makedirs(folder, exist_ok=True)
+        unfinished = Path(folder) / f".{NAME}.partial"  # replaces what a killed writer left
         try:
-            with replace_file(path, partial=partial) as file:
-                torch.save({"format": FORMAT, **content}, file)
+            with replace_file(path, partial=unfinished) as file:
+                torch.save(content, file)
         except (OSError, RuntimeError) as error:
             # If a write fails, torch still tries to end its archive, and raises a different error.
             cause = error.__context__ if isinstance(error, RuntimeError) else error
@@ -64,11 +96,11 @@ class Checkpoint:
         return path
 
     @classmethod
-    def load(cls, folder: Path) -> Self | None:
+    def load(cls, folder: Place) -> Self | None:
         """Return the checkpoint in `folder`, or None if it has none. Raise `CheckpointError` if the file is not one."""
-        path = folder / NAME
+        path = path_of(folder)
         try:
-            with path.open("rb") as file:
+            with _opened(path) as file:
                 content = _read(path, file)
         except FileNotFoundError:
             return None
@@ -84,9 +116,9 @@ class Checkpoint:
             )
         return cls(**{name: content[name] for name in cls.__slots__})
 
-    def check(self, folder: Path, *, about: Mapping[str, Any], model: dict[str, Any]) -> None:
+    def check(self, folder: Place, *, about: Mapping[str, Any], model: dict[str, Any]) -> None:
         """Raise `CheckpointError` if this run has other settings. Name the first differing field and both values."""
-        path = folder / NAME
+        path = path_of(folder)
         for field, ours in about.items():
             theirs = self.about.get(field)
             if theirs != ours:
@@ -100,7 +132,11 @@ class Checkpoint:
             )
 
 
-def _read(path: Path, file: BinaryIO) -> Any:
+def _opened(path: str | Path) -> BinaryIO:
+    return io.BytesIO(apart(read_whole, path)) if is_url(path) else open(path, "rb")
+
+
+def _read(path: str | Path, file: BinaryIO) -> Any:
     try:
         with zipfile.ZipFile(file) as parts:  # torch writes checksums, but does not check them
             if (wrong := parts.testzip()) is not None:

@@ -16,15 +16,18 @@ import fastload
 from fastload import distributed
 from fastload._kit.texts import counted
 from fastload.distributed import Control
-from fastload.errors import FastloadError, UsageError, in_one_line
+from fastload.errors import FastloadError, RemoteError, UsageError, in_one_line
 from fastload.measure.averages import average_line
 from fastload.measure.loop_timer import Meter
 from fastload.measure.samples import Numbered
 from fastload.telemetry.snapshot import duration
 from fastload.train.checkpoint import (
-    NAME,
     Checkpoint,
     CheckpointError,
+    Place,
+    exists,
+    expect_writable,
+    path_of,
     random_states,
     restore_random_states,
 )
@@ -75,7 +78,7 @@ def train(recipe: Recipe, *, say: Say = print, on_step: OnStep | None = None) ->
 def _train(recipe: Recipe, rank: distributed.Rank, voice: Say, on_step: OnStep | None) -> Trained:
     control = Control(rank)
     torch.manual_seed(recipe.seed)
-    _expect_writable(recipe.logdir, STATS_FILE, "--logdir", StatsFileError, control)
+    _expect_writable(recipe.logdir / STATS_FILE, "--logdir", StatsFileError, control)
     dataset = open_dataset(recipe)
     learner = open_learner(recipe, rank, classes=len(dataset.classes))
     torch.manual_seed(recipe.seed + rank.rank)  # so that dropout differs between ranks
@@ -114,28 +117,35 @@ def _train(recipe: Recipe, rank: distributed.Rank, voice: Say, on_step: OnStep |
 
 
 def _expect_writable(
-    folder: Path, name: str, option: str, kind: type[FastloadError], control: Control
+    path: str | Path, option: str, kind: type[FastloadError], control: Control
 ) -> None:
-    """Raise an error of this kind on all ranks, before training, if rank 0 cannot write that file in that folder.
+    """Raise an error of this kind on all ranks, before training, if rank 0 cannot write that file or object.
 
     If rank 0 raised alone, the others would wait for it.
     """
     problem: str | None = None
     if control.rank.rank == 0:
-        path = folder / name
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if name == STATS_FILE:
-                check_table(path, COLUMNS)
-            appends = name == STATS_FILE and path.exists()  # a checkpoint is replaced
-            if not os.access(path if appends else folder, os.W_OK):
+            if isinstance(path, str):
+                expect_writable(path)
+            elif not _writable(path):
                 problem = f"{path} is not writable. Choose another {option}"
+        except RemoteError as error:
+            problem = f"{error}. Choose another {option}"
         except StatsFileError as error:
             problem = str(error)
         except OSError as error:
             problem = f"{path}: {error.strerror}. Choose another {option}"
     if problem := control.broadcast(problem):
         raise kind(problem)
+
+
+def _writable(path: Path) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    appends = path.name == STATS_FILE and path.exists()  # a checkpoint is replaced
+    if path.name == STATS_FILE:
+        check_table(path, COLUMNS)
+    return os.access(path if appends else path.parent, os.W_OK)
 
 
 def begin(
@@ -244,11 +254,12 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     folder = recipe.checkpoint
     if folder is None:
         return 0
-    _expect_writable(folder, NAME, "--checkpoint", CheckpointError, control)
+    path = path_of(folder)
+    _expect_writable(path, "--checkpoint", CheckpointError, control)
     if not recipe.resume:
-        if any(control.gather((folder / NAME).exists())):
+        if any(control.gather(exists(folder))):
             raise CheckpointError(
-                f"{folder / NAME} exists already. Give --resume to continue from it, or another --checkpoint folder"
+                f"{path} exists already. Give --resume to continue from it, or another --checkpoint folder"
             )
         return 0
     found = Checkpoint.load(folder)
@@ -256,7 +267,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     if len(set(steps)) > 1:
         other = next(rank for rank, step in enumerate(steps) if step != steps[0])
         raise CheckpointError(
-            f"{folder / NAME}: rank 0 finds step {steps[0]}, but rank {other} finds step {steps[other]}. Choose a "
+            f"{path}: rank 0 finds step {steps[0]}, but rank {other} finds step {steps[other]}. Choose a "
             "--checkpoint folder that all ranks see"
         )
     if found is None:
@@ -277,7 +288,7 @@ def _resume(recipe: Recipe, source: Any, learner: Learner, control: Control, say
     return found.step
 
 
-def _save(folder: Path | None, step: int, source: Any, learner: Learner, control: Control) -> int:
+def _save(folder: Place | None, step: int, source: Any, learner: Learner, control: Control) -> int:
     """Write the checkpoint of a step on rank 0, and return the step. Collective."""
     assert folder is not None  # checked by the recipe
     states = control.gather(random_states(learner.device))

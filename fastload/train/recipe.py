@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -73,9 +74,9 @@ class Recipe(OnDevice, LoopOptions, ImageList):
     channels_last: bool = False
     """Use the channels-last memory format, which makes many convolutions faster."""
 
-    checkpoint: opt.Folder | None = None
-    """Folder for the checkpoint: model, optimiser, position in the data and random states. All ranks must see this
-    folder. [default: no checkpoint]"""
+    checkpoint: Annotated[str, opt.Option(file_okay=False)] | os.PathLike[str] | None = None
+    """Folder or URL for the checkpoint: model, optimiser, position in the data and random states. All ranks must see
+    this folder. [default: no checkpoint]"""
     every: opt.Count | None = None
     """Steps between checkpoints. [default: one at the end, or when the run is stopped]"""
     resume: bool = False

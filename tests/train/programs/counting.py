@@ -58,7 +58,7 @@ def counting_learner(rank: distributed.Rank) -> Learner:
     )
 
 
-def counts(folder: Path, *, global_batch: int) -> list[int]:
+def counts(folder: Path | str, *, global_batch: int) -> list[int]:
     """How often the model of a checkpoint was trained on each sample; -1 where that is no whole number."""
     found = checkpoint.Checkpoint.load(folder)
     assert found is not None
@@ -67,7 +67,7 @@ def counts(folder: Path, *, global_batch: int) -> list[int]:
 
 
 def train_counting(
-    folder: Path,
+    folder: Path | str,
     *,
     batch_size: int,
     every: int | None,
@@ -79,7 +79,7 @@ def train_counting(
     **options: Any,
 ) -> Trained:
     recipe = Recipe(
-        file_list=folder / "none",
+        file_list=Path(folder) / "none",
         batch_size=batch_size,
         epochs=epochs,
         workers=workers,
