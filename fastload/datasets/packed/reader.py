@@ -167,10 +167,15 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return found
 
     def locate(self, index: int) -> str:
-        """Return where sample `index` is: shard, record, and the name of its source."""
+        """Return where sample `index` is: shard, record, and the name of its source.
+
+        The source is left out before the first read from a shard at a URL.
+        """
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
+        if not self._shards.may_locate(number):
+            return place
         try:
             file = self._shards.file(number)  # keep a reference: the descriptor closes with it
             sources = read_table(

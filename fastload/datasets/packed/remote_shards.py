@@ -31,7 +31,8 @@ class RemoteShards(Shards):
         super().__init__(path, index, extras=extras)
         self._store, self._cache = store_of(path), cache
         self._name = without_credentials(path)
-        self.most_open = -(-self.most_open // 2)  # each has two files
+        if self.most_open < len(index.shards):
+            self.most_open //= 2  # each has two files
         self._begin()
 
     def _begin(self) -> None:
@@ -119,6 +120,10 @@ class RemoteShards(Shards):
             except (OSError, PackedDataError):
                 del files[number]
         return files
+
+    def may_locate(self, number: int) -> bool:
+        """Return whether this process has read from a shard: one that has not may still fork workers."""
+        return self._tables[number] is not None
 
     def named(self, error: OSError, number: int) -> OSError:
         """Return an error as it is: the store's name the URL."""

@@ -116,6 +116,10 @@ class Shards:
         """Begins to fetch samples, or None for files of this machine; see `PackedDataset.will_read`."""
         return None
 
+    def may_locate(self, number: int) -> bool:
+        """Return whether a shard may be read for a message."""
+        return True
+
     def where(self, number: int) -> str:
         """Return the path of a shard."""
         return os.path.join(self._path, self._index.shards[number].name)
