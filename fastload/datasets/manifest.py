@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from fastload._kit.disk import open_file
 from fastload.errors import PackedDataError
+from fastload.remote.files import apart, is_url, read_whole
 
 FORMAT = "fastload-packed"
 VERSION = 1
@@ -124,8 +125,11 @@ def read_index(path: str) -> Index:
     """
     name = os.path.join(path, INDEX)
     try:
-        with open_file(name) as file:
-            encoded = file.read()
+        if is_url(name):
+            encoded = apart(read_whole, name)
+        else:
+            with open_file(name) as file:
+                encoded = file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             2,

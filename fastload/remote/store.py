@@ -57,6 +57,7 @@ class Store:
         url = source if isinstance(source, str) else ""
         self._below = url and (url if url.endswith("/") else f"{url}/")
         self._session: Session | None = None
+        self._hits = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._arguments
@@ -129,6 +130,15 @@ class Store:
         """Return the size of an object in bytes."""
         return fetching.process.size(self._opened(), self._path(path))
 
+    def etags(self, paths: Iterable[str]) -> list[str | None]:
+        """Return the ETag of each object, None if it has none, by a request for one byte of each that is new here.
+
+        An object that has no byte is an error.
+        """
+        session, names = self._opened(), [*map(self._path, paths)]
+        self.read_many([(name, 0, 1) for name in names if name not in session.etags])
+        return [session.etags.get(name) for name in names]
+
     def open(self, path: str, until: int | None = None) -> io.BufferedReader:
         """Open an object as a binary file that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
         return io.BufferedReader(RemoteFile(self, self._path(path), until), BUFFER)
@@ -154,9 +164,14 @@ class Store:
 
         `requests`, with `retries` among them and how many were `throttled` (503, 429 or a timeout); `bytes_wanted` by
         reads, and `bytes_fetched`; `p50_s` and `p99_s`, how long the last 1,000 requests that succeeded took;
-        `in_flight_limit`, of the process; `cache_hits`.
+        `in_flight_limit`, of the process; `cache_hits`, the blocks of 1 MiB that were in a local cache, at each use.
         """
-        return fetching.process.stats(self._opened())
+        return {**fetching.process.stats(self._opened()), "cache_hits": self._hits}
+
+    def count_hits(self, blocks: int) -> None:
+        """Count blocks that a cache had."""
+        with _opening:
+            self._hits += blocks
 
     def _opened(self) -> Session:
         session = self._session

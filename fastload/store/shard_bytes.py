@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -156,7 +157,9 @@ def summed(path: str, shard: Shard, found: Iterable[memoryview]) -> Iterator[mem
 def _of_payloads(
     path: str, index: Index, shard: Shard, fd: int, bad: list[str] | None
 ) -> Iterator[memoryview]:
-    table = read_table(path, index, shard, fd, columns=["source"])
+    table = read_table(
+        path, index, shard, os.fstat(fd).st_size, partial(preadv, fd), columns=["source"]
+    )
     checksum = at = row = 0
     for number, (start, length) in enumerate((*shard.payload, (shard.bytes, 0))):
         columns = read_piece(path, shard, fd, at, start - at)

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import json
 import mmap
-import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -25,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from fastload._kit.disk import preadv
 from fastload.datasets.manifest import (
     FORMAT,
     INDEX,
@@ -143,9 +141,17 @@ def packed_index(path: str, index: Index) -> Index:
 
 
 def read_table(
-    path: str, index: Index, shard: Shard, fd: int, *, columns: Sequence[str] = ()
+    path: str,
+    index: Index,
+    shard: Shard,
+    size: int,
+    read: Callable[[memoryview, int], int],
+    *,
+    columns: Sequence[str] = (),
 ) -> Table:
     """Read and check all of a shard except its payloads. Keep `columns` in Arrow's own form.
+
+    `read` fills a buffer from an offset of the file, which has `size` bytes, and returns how many it has read.
 
     It reads the bytes between the payloads into an anonymous map as long as the file, at the same offsets. The map
     costs memory only where it is written. A truncated file cannot kill its reader, and Arrow copies nothing out of the
@@ -155,7 +161,6 @@ def read_table(
     def fail(reason: str, record: int | None = None) -> PackedDataError:
         return PackedDataError(path, reason, shard=shard.name, record=record)
 
-    size = os.fstat(fd).st_size
     expect_size(path, shard, size)
     sparse = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     sparse.madvise(mmap.MADV_NOHUGEPAGE)  # or each batch's columns would cost 2 MiB and more
@@ -163,10 +168,8 @@ def read_table(
     with memoryview(sparse) as whole:
         for start, length in (*shard.payload, (size, 0)):
             with whole[at:start] as piece:
-                if preadv(fd, piece, at) < start - at:
-                    raise fail(
-                        f"the file was cut off at byte {os.fstat(fd).st_size:,} while it was read"
-                    )
+                if (count := read(piece, at)) < start - at:
+                    raise fail(f"the file was cut off at byte {at + count:,} while it was read")
                 found = zlib.crc32(piece, found)
             at = start + length
     if found != shard.checksum:

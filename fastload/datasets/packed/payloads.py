@@ -11,7 +11,6 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from fastload._kit.disk import preadv
 from fastload.datasets.packed.format import fault_of
 from fastload.datasets.packed.shards import Shards
 
@@ -65,7 +64,7 @@ class Payloads:
         assert table.sides is not None
         width = int(table.sides[row, 1])
         begin, end = 3 * width * first, 3 * width * stop
-        if table.seen[row]:
+        if table.seen[row] and self.shards.in_parts:
             payload = self._fetch(number, row, buffer, begin, end)
         else:
             payload = self.read(number, row, buffer)[begin:end]
@@ -81,10 +80,9 @@ class Payloads:
         try:
             whole = (
                 self.read_ahead_bytes > 0 and self._read_cached(file.fd, payload, begin)
-            ) or preadv(file.fd, payload, begin) == length
+            ) or file.read_into(payload, begin) == length
         except OSError as error:
-            error.filename = self.shards.where(number)  # unlike open(), a read does not name it
-            raise
+            raise self.shards.named(error, number) from error.__cause__
         if not whole:
             raise self.shards.bad(
                 number, row, f"the file ends before byte {begin + length:,}. It was cut off"

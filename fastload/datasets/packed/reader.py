@@ -18,13 +18,15 @@ from fastload._kit.texts import counted
 from fastload.datasets.manifest import read_index
 from fastload.datasets.packed.format import Table, packed_index, read_table, schema_of
 from fastload.datasets.packed.payloads import Payloads
-from fastload.datasets.packed.shards import Shards
+from fastload.datasets.packed.shards import AnyFile, Shards
 from fastload.errors import DecodeError, PackedDataError
+from fastload.remote.files import is_url
 from fastload.rows import Run
 from fastload.telemetry import stage
 
 if TYPE_CHECKING:
     from fastload.image.render import Render
+    from fastload.remote.cache import Cache
 
 
 class PackedDataset(Dataset[tuple[Any, ...]]):
@@ -35,7 +37,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     its checksum (0.7 ms a MB), and the first read from a shard all other bytes.
 
     Args:
-        path: the directory of the set.
+        path: the directory of the set, or its URL, such as "s3://bucket/set".
         transform: a plan of `fastload.image`, which gets the bytes or the raw pixels (the fast way), or any
             callable that takes an RGB `PIL.Image.Image`. None returns the image itself.
         target_transform: a callable that takes the label, an int.
@@ -46,6 +48,10 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         read_ahead_bytes: if a record is not in memory yet, ask the kernel to read the whole aligned piece of this many
             bytes around it. This helps slow storage with an order that soon returns to the same piece:
             `RankSampler(window=, run=)`, with a piece of about a run. 0 reads only the record.
+        cache_dir: the folder that keeps what was read of a set at a URL, in blocks of 1 MiB. All processes of a node
+            may share it, and later runs. Default: a temporary folder, which goes with this process.
+        cache_bytes: the disk space that the cache may take, about; in a temporary folder at most half of what is free.
+            The longest unused blocks are deleted for new ones. 0 keeps nothing: each read asks for its payload only.
 
     For a part for each rank, give the loader a `fastload.RankSampler`.
 
@@ -87,11 +93,21 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         decode: bool = True,
         columns: Sequence[str] = (),
         read_ahead_bytes: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int = 64 << 30,
     ) -> None:
         if read_ahead_bytes < 0:
             raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
-        # The working directory may change before a shard is opened.
-        self.path = os.path.abspath(path)
+        self._cache: Cache | None = None
+        if is_url(path):
+            from fastload.remote.cache import Cache
+
+            if read_ahead_bytes:
+                raise ValueError("read_ahead_bytes is for sets on this machine, not at a URL")
+            self.path = path.rstrip("/")
+            self._cache = Cache(cache_dir, cache_bytes)
+        else:  # the working directory may change before a shard is opened
+            self.path = os.path.abspath(path)
         self._index = index = packed_index(self.path, read_index(self.path))
         own = len(schema_of(index.mode))
         known = [name for name, _ in index.schema[own:]]
@@ -114,7 +130,13 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
     def _forget(self) -> None:
         """Drop all that reading has opened or loaded."""
         # A thread that is reading continues with the shards that it holds.
-        self._shards = Shards(self.path, self._index, extras=self.columns)
+        self._shards: Shards
+        if self._cache is None:
+            self._shards = Shards(self.path, self._index, extras=self.columns)
+        else:
+            from fastload.datasets.packed.remote_shards import RemoteShards
+
+            self._shards = RemoteShards(self.path, self._index, self._cache, extras=self.columns)
         self._targets: NDArray[np.int64] | None = None
 
     def close(self) -> None:
@@ -145,13 +167,20 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         return found
 
     def locate(self, index: int) -> str:
-        """Return where sample `index` is: shard, record, and the name of its source."""
+        """Return where sample `index` is: shard, record, and the name of its source.
+
+        The source is left out before the first read from a shard at a URL.
+        """
         number, row = self._place(index)
         shard = self._index.shards[number]
         place = f"{os.path.join(self.path, shard.name)}, record {row}"
+        if not self._shards.may_locate(number):
+            return place
         try:
             file = self._shards.file(number)  # keep a reference: the descriptor closes with it
-            sources = read_table(self.path, self._index, shard, file.fd, columns=["source"])
+            sources = read_table(
+                self.path, self._index, shard, file.size, file.read_into, columns=["source"]
+            )
         except (OSError, PackedDataError):
             return place  # the shard is damaged: no source to name
         return f"{place} ({_extras(sources, row)[0]})"
@@ -214,6 +243,22 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             files = {number: shards.file(number) for number in needed}
         except (OSError, PackedDataError):
             return range(len(run))  # reading a sample of that shard raises it again
+        with shards.held(files, records, numbers) as ready:
+            if not ready:
+                return range(len(run))
+            return self._fill(render, payloads, files, records, numbers, labels)
+
+    def _fill(
+        self,
+        render: Render,
+        payloads: Payloads,
+        files: dict[int, AnyFile],
+        records: NDArray[np.int64],
+        numbers: NDArray[np.int64],
+        labels: Any,
+    ) -> list[int]:
+        """Fill the rows of records, which lie in the shards `numbers`. Return the positions that lack."""
+        shards = payloads.shards
         columns = shards.columns
         labels[:] = columns.labels[records]
         checked = ~columns.seen[records]
@@ -256,6 +301,15 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
             images["length"] = columns.lengths[records]
 
         return render.encoded(encoded, place)
+
+    @property
+    def will_read(self) -> Callable[[Sequence[int]], None] | None:
+        """Begins to fetch samples of a set at a URL, or None for a set on this machine.
+
+        fastload's loader calls it with the indices of the batches that its workers will read soon. An empty list
+        forgets what was begun.
+        """
+        return self._shards.will_read
 
     def _place(self, index: int) -> tuple[int, int]:
         """Return the shard, and the record in it, of sample `index`."""
