@@ -221,8 +221,9 @@ class CachedObject:
                 if r not in self._known.announced and r[0] // BLOCK not in self._filling
             ]
             self._known.announced.update(new)
-        if new:
-            self._store.will_read([(self._url, *span) for span in new])
+        for neighbours in [new] * bool(new) if direct else _runs(new):
+            # Runs one by one: together, what lies between them would be read too, and not kept.
+            self._store.will_read([(self._url, *span) for span in neighbours])
 
     def forget(self) -> None:
         """Cancel what was announced and not read yet."""
@@ -354,6 +355,17 @@ def _blocks(ranges: Iterable[Range]) -> list[int]:
         for block in range(start // BLOCK, -(-stop // BLOCK))
     }
     return sorted(found)
+
+
+def _runs(spans: Iterable[Range]) -> list[list[Range]]:
+    """Divide ordered ranges where one does not begin at the end of the one before."""
+    found: list[list[Range]] = []
+    for span in spans:
+        if found and found[-1][-1][1] == span[0]:
+            found[-1].append(span)
+        else:
+            found.append([span])
+    return found
 
 
 def _write(fd: int, data: bytes, at: int) -> None:
