@@ -1,8 +1,9 @@
 """Objects that are not on this machine: `open_store` reads s3://, gs://, az://, https:// and file:// URLs.
 
 `store` is what users see. `fetching` has the threads, limits and retries of a process, and `backends` the clients.
-`files` opens paths, local or not, and `remote_file` is an object as a file. `store` is imported at its first use: who
-reads local files only does without it.
+`files` opens paths, local or not, and `remote_file` is an object as a file. `cache` keeps blocks of objects on this
+machine, and `cache_room` makes room for them. `store` is imported at its first use: who reads local files only does
+without it.
 """
 
 from typing import TYPE_CHECKING, Any

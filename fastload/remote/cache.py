@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import struct
-import tempfile
 import threading
 import time
 import warnings
@@ -29,7 +28,7 @@ from numpy.typing import NDArray
 
 from fastload._kit.disk import Descriptor, locked_path, preadv
 from fastload.errors import UsageError
-from fastload.remote.cache_room import ENTRY, lock_block, make_room
+from fastload.remote.cache_room import ENTRY, lock_block, make_room, private_folder, remove
 from fastload.remote.store import Store
 
 BLOCK = 1 << 20
@@ -37,8 +36,6 @@ BLOCK = 1 << 20
 
 _FILLED_TOGETHER = 16
 """How many blocks a thread holds in memory while it fills them."""
-
-_PRIVATE, _OWNER = "fastload-cache-", "owner"
 
 Range = tuple[int, int]
 
@@ -75,9 +72,9 @@ class Cache:
         if not self._private:
             os.makedirs(self._folder, exist_ok=True)
         elif not os.path.isdir(self._folder):
-            self._folder, owner = _private_folder()
+            self._folder, owner = private_folder()
             self.most_bytes = min(self.most_bytes, shutil.disk_usage(self._folder).free // 2)
-            weakref.finalize(self, _remove, self._folder, owner, os.getpid())
+            weakref.finalize(self, remove, self._folder, owner, os.getpid())
 
     def files(self, url: str, etag: str) -> tuple[int, int]:
         """Open the files of an object, and create them if they are missing: its bytes, and its table."""
@@ -153,7 +150,6 @@ class CachedObject:
         known: Known | None = None,
     ) -> None:
         self._cache, self._store, self._url, self.size = cache, store, url, size
-        self.etag = etag
         self.fd = self._table = -1
         if etag is not None and not cache.off:
             try:
@@ -221,8 +217,9 @@ class CachedObject:
                 if r not in self._known.announced and r[0] // BLOCK not in self._filling
             ]
             self._known.announced.update(new)
-        if new:
-            self._store.will_read([(self._url, *span) for span in new])
+        for neighbours in [new] * bool(new) if direct else _runs(new):
+            # Runs one by one: together, what lies between them would be read too, and not kept.
+            self._store.will_read([(self._url, *span) for span in neighbours])
 
     def forget(self) -> None:
         """Cancel what was announced and not read yet."""
@@ -356,6 +353,17 @@ def _blocks(ranges: Iterable[Range]) -> list[int]:
     return sorted(found)
 
 
+def _runs(spans: Iterable[Range]) -> list[list[Range]]:
+    """Divide ordered ranges where one does not begin at the end of the one before."""
+    found: list[list[Range]] = []
+    for span in spans:
+        if found and found[-1][-1][1] == span[0]:
+            found[-1].append(span)
+        else:
+            found.append([span])
+    return found
+
+
 def _write(fd: int, data: bytes, at: int) -> None:
     with memoryview(data) as rest:
         done = 0
@@ -365,29 +373,6 @@ def _write(fd: int, data: bytes, at: int) -> None:
 
 def _now() -> int:
     return int(time.time())
-
-
-def _private_folder() -> tuple[str, int]:
-    """Return a new temporary folder, and a descriptor that keeps others from deleting it. Delete those of the dead."""
-    top = tempfile.gettempdir()
-    for name in os.listdir(top):
-        if name.startswith(_PRIVATE):
-            with suppress(OSError), open(os.path.join(top, name, _OWNER), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(os.path.join(top, name), ignore_errors=True)
-    made = tempfile.mkdtemp(prefix="fastload-making-")
-    owner = os.open(os.path.join(made, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(owner, fcntl.LOCK_SH)
-    # It has its name only when it has its lock.
-    folder = made.replace("fastload-making-", _PRIVATE)
-    os.rename(made, folder)
-    return folder, owner
-
-
-def _remove(folder: str, owner: int, pid: int) -> None:
-    if os.getpid() == pid:  # not in a forked child
-        shutil.rmtree(folder, ignore_errors=True)
-    os.close(owner)
 
 
 def _after_fork_in_child() -> None:

@@ -1,12 +1,18 @@
-"""Makes room in the folder of a cache: blocks that were not used for long are given up, but none under a reader."""
+"""The folders of caches: room is made in them, and temporary ones go with their processes.
+
+Blocks that were not used for long are given up, but none under a reader.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
 import os
+import shutil
 import struct
+import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +21,7 @@ ENTRY = np.dtype([("crc", "<u4"), ("used", "<u4")])
 """An entry of a table. `used` is the second of the last use. 0: the block isn't there."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_PRIVATE, _OWNER = "fastload-cache-", "owner"
 
 
 def lock_block(table: int, block: int, kind: int) -> None:
@@ -90,3 +97,27 @@ def _punch(fd: int, start: int, length: int) -> None:
     if libc.fallocate(fd, mode, ctypes.c_int64(start), ctypes.c_int64(length)):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
+
+
+def private_folder() -> tuple[str, int]:
+    """Return a new temporary folder, and a descriptor that keeps others from deleting it. Delete those of the dead."""
+    top = tempfile.gettempdir()
+    for name in os.listdir(top):
+        if name.startswith(_PRIVATE):
+            with suppress(OSError), open(os.path.join(top, name, _OWNER), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(top, name), ignore_errors=True)
+    made = tempfile.mkdtemp(prefix="fastload-making-")
+    owner = os.open(os.path.join(made, _OWNER), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(owner, fcntl.LOCK_SH)
+    # It has its name only when it has its lock.
+    folder = made.replace("fastload-making-", _PRIVATE)
+    os.rename(made, folder)
+    return folder, owner
+
+
+def remove(folder: str, owner: int, pid: int) -> None:
+    """Delete a temporary folder, if this is the process that has made it."""
+    if os.getpid() == pid:  # not in a forked child
+        shutil.rmtree(folder, ignore_errors=True)
+    os.close(owner)

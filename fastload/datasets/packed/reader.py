@@ -94,7 +94,7 @@ class PackedDataset(Dataset[tuple[Any, ...]]):
         columns: Sequence[str] = (),
         read_ahead_bytes: int = 0,
         cache_dir: str | os.PathLike[str] | None = None,
-        cache_bytes: int = 64 << 30,
+        cache_bytes: int = 64_000_000_000,
     ) -> None:
         if read_ahead_bytes < 0:
             raise ValueError(f"read_ahead_bytes must be 0 or more, got {read_ahead_bytes}")
