@@ -318,7 +318,7 @@ class ImageFolder(ImageFiles):
     fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
 
     def load_image(self, index: int) -> tuple[Any, Any]:
-        """Read, decode and transform sample `index`, as in `ImageFiles`."""
+        """Return sample `index`, transformed, as `ImageFiles.load_image` does."""
         try:
             return super().load_image(index)
         except FileNotFoundError as error:
