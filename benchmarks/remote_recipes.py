@@ -86,26 +86,25 @@ def write(task: Task) -> None:
         with tarfile.open(task.folder / path, "w") as tar:
             for object_name in task.names[k * IN_SHARD : (k + 1) * IN_SHARD]:
                 tar.add(task.folder / object_name, object_name.removeprefix("files/"))
-    bytes_of_shard = IN_SHARD * SIZE
-    with PackedWriter(task.folder / "packed", mode="encoded", shard_bytes=bytes_of_shard) as packed:
+    of_shard = IN_SHARD * SIZE
+    with PackedWriter(task.folder / "packed", mode="encoded", shard_bytes=of_shard) as packed:
         for number, object_name in enumerate(task.names):
-            content = (task.folder / object_name).read_bytes()
-            packed.add(content, label=number, source=object_name)
+            packed.add(encoded(number), label=number, source=object_name)
     with suppress(ImportError):
         from streaming import MDSWriter
 
         path = str(task.folder / "mosaic")
-        with MDSWriter(out=path, columns={"jpg": "bytes"}, size_limit=bytes_of_shard) as mosaic:
-            for object_name in task.names:
-                mosaic.write({"jpg": (task.folder / object_name).read_bytes()})
+        with MDSWriter(out=path, columns={"jpg": "bytes"}, size_limit=of_shard) as mosaic:
+            for number in range(task.count):
+                mosaic.write({"jpg": encoded(number)})
     with suppress(ImportError):
         import litdata
 
         litdata.optimize(
-            fn=Path.read_bytes,
-            inputs=[task.folder / object_name for object_name in task.names],
+            fn=encoded,
+            inputs=range(task.count),
             output_dir=str(task.folder / "litdata"),
-            chunk_bytes=bytes_of_shard,
+            chunk_bytes=of_shard,
             num_workers=1,
         )
 
