@@ -27,7 +27,7 @@ from fastload.measure.provenance import busy, caption, provenance
 
 LOADERS = "images latency tensor_dataset small memory collate thread_cost processes step"
 NAMES = (*LOADERS.split(), "store")
-ASKED_FOR = ("device", "peers", "sequences", "streams")
+ASKED_FOR = ("device", "peers", "remote", "sequences", "streams")
 """Benchmarks that run only if they are named: they take long, or need further packages."""
 INTERRUPTED, TERMINATED = 130, 143
 Planned = tuple[int, str, Case]
@@ -72,7 +72,7 @@ def main(
 ) -> None:
     """Compare fastload with torch's DataLoader.
 
-    Without NAME, all benchmarks run except those that take long: device, and peers,
+    Without NAME, all benchmarks run except those that take long: device, and peers, remote,
     sequences and streams, which compare fastload with other loaders.
     benchmarks/README.md describes each of them.
 

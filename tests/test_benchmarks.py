@@ -21,8 +21,10 @@ from benchmarks.__main__ import ASKED_FOR, NAMES, main
 from benchmarks._measure import run_epochs
 from benchmarks._report import Aim, best, row, table
 from benchmarks._run import Case, load
+from benchmarks.remote_recipes import FILES
 from fastload.bench.figures import BenchError
 from tests.children import run_python, warm_runs
+from tests.remote.servers import program
 
 pytestmark = pytest.mark.slow
 
@@ -122,6 +124,23 @@ def test_the_device_check_runs_on_the_cpu_and_ends_in_time(
     assert all(row["figure"]["median"] > 0 for row in found["rows"])
     cases = load("device").cases(smoke=False)
     assert sum(case.limit_s or math.inf for case in cases) < 600
+
+
+def test_objects_of_a_store_are_read_once_each_beside_other_loaders(tmp_path: Path) -> None:
+    """Through the command, which ends the server with itself."""
+    program("weed")
+    pytest.importorskip("obstore")
+    out = tmp_path / "remote.json"
+    done = run_python("-m", "benchmarks", "remote", "--smoke", "--json", out, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    runs = {run["case"]: run for run in json.loads(out.read_text())["benchmarks"]["remote"]["runs"]}
+    for name in FILES:
+        if name.startswith("fastload"):
+            figures = runs[f"{name}, 20 ms"]["figures"]
+            assert figures["requests"] == figures["bytes"] == 1.0, name
+            assert figures["first_s"] >= 0.02
+    assert runs["fastload, tar shards, 20 ms"]["figures"]["rate"] > 0
+    assert "after the first batch" in done.stdout
 
 
 def test_a_case_that_breaks_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,8 @@ class Proxy:
     ) -> bool:
         """Answer one request. Return whether the connection goes on."""
         head = await reader.readuntil(b"\r\n\r\n")
+        if _headers(head).get("expect", "").lower() == "100-continue":
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await reader.readexactly(int(_headers(head).get("content-length", 0)))
         request = self._note(head)
         self._in_flight += request.of_object
@@ -289,6 +291,8 @@ async def _refuse(writer: asyncio.StreamWriter, fault: Fault) -> bool:
 async def _response(source: asyncio.StreamReader, method: str) -> tuple[bytes, bytes]:
     """Return head and body of the server's answer. A body in chunks gets a length instead."""
     head = await source.readuntil(b"\r\n\r\n")
+    while head.split(b" ")[1] == b"100":  # the client had it of the proxy
+        head = await source.readuntil(b"\r\n\r\n")
     headers = _headers(head)
     if method == "HEAD" or head.split(b" ")[1] in (b"204", b"304"):
         return head, b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -55,6 +56,20 @@ def test_the_proxy_hands_on_and_counts(bucket: Bucket, proxy: Proxy) -> None:
     assert proxy.most_in_flight == 1
     proxy.forget()
     assert proxy.objects() == []
+
+
+def test_the_proxy_asks_for_the_body_of_who_waits_for_that(weed: Server, proxy: Proxy) -> None:
+    """As clients of botocore do."""
+    host, path, body = f"127.0.0.1:{proxy.port}", path_of("expected"), b"a body"
+    head = signed("PUT", host, path, body, {"expect": "100-continue"})
+    head["content-length"] = str(len(body))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as client:
+        client.sendall(f"PUT {path} HTTP/1.1\r\n{lines}\r\n".encode())
+        assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    assert get(weed.port, "expected") == (200, body)
 
 
 @pytest.mark.parametrize("kind", ["slow_down", "too_many", "cut", "wrong_range", "whole", "refuse"])
