@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -41,7 +42,8 @@ class Failure:
     """What an error of an attempt means. `reason` is a clause without credentials."""
 
     reason: str
-    again: bool = True
+    repeats: float = inf
+    """How often it is worth to try again."""
     throttled: bool = False
     missing: bool = False
     quotable: bool = True
@@ -124,6 +126,7 @@ _used_in: int | None = None
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w '-]*)")
 _KIND = re.compile(r"kind: (Timeout|Connect|Interrupted|Decode)\b")
+_NO_RANGES = re.compile(r"non-partial response|Range request not supported")
 _PERMANENT = (
     "InvalidPathError",
     "NotSupportedError",
@@ -140,8 +143,10 @@ class _Obstore:
         self._arguments = url, options, timeout
         self._retries = retries
         self._client = self._open(0)
+        self._gives_ranges = False
 
     def _open(self, retries: int) -> Any:
+        self._refuse_after_fork()
         # By name: its overloads know the options of each store, and here are those of any.
         from_url: Any = importlib.import_module("obstore.store").from_url
         url, options, timeout = self._arguments
@@ -163,17 +168,20 @@ class _Obstore:
         except Exception as error:
             raise UsageError(f"{without_credentials(url)}: {self.failure(error).reason}") from None
 
-    def _alive(self) -> None:
+    def _use(self) -> None:
         global _used_in
+        self._refuse_after_fork()
+        _used_in = os.getpid()
+
+    def _refuse_after_fork(self) -> None:
         if _used_in not in (None, os.getpid()):
             raise RemoteError(
                 f"{without_credentials(self._arguments[0])}: this process was forked from one that had read by "
                 f"obstore, whose threads do not survive a fork. Start it by spawn or forkserver, or read in it only"
             )
-        _used_in = os.getpid()
 
     def get(self, path: str, start: int, stop: int | None) -> Got:
-        self._alive()
+        self._use()
         options: dict[str, Any] = {}
         if stop is not None:
             options["range"] = (start, stop)
@@ -186,15 +194,16 @@ class _Obstore:
         size = result.meta["size"]
         if (first, first + len(data)) != (start, size if stop is None else stop):
             raise Cut((start, stop), first, len(data), size)
+        self._gives_ranges |= bool(options)
         return Got(data, size, result.meta["e_tag"], len(data) == size)
 
     def head(self, path: str) -> Got:
-        self._alive()
+        self._use()
         meta = self._client.head(path)
         return Got(b"", meta["size"], meta["e_tag"])
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        self._alive()
+        self._use()
         # obstore retries each page by itself: a whole listing is too long for one attempt.
         for page in self._open(self._retries).list(prefix or None, chunk_size=1000):
             for meta in page:
@@ -202,22 +211,28 @@ class _Obstore:
 
     def failure(self, error: BaseException) -> Failure:
         if isinstance(error, FileNotFoundError):
-            return Failure("no such object", again=False, missing=True, quotable=False)
+            return Failure("no such object", repeats=0, missing=True, quotable=False)
         if isinstance(error, Cut):
-            return Failure(str(error), again=not error.short)
+            return Failure(str(error), 0 if error.short else inf)
         # An answer's body may hold keys and signatures, and so may a URL. Neither is shown.
         text = str(error)
         if status := _STATUS.search(text):
             code = int(status[1][:3])
-            again = code >= 500 or code in (408, 425, 429)
-            return Failure(f"status {status[1].strip()}", again, code in (429, 503), quotable=False)
+            repeats = inf if code >= 500 or code in (408, 425, 429) else 0
+            return Failure(
+                f"status {status[1].strip()}", repeats, code in (429, 503), quotable=False
+            )
+        if _NO_RANGES.search(text):
+            # Nobody reads the whole object instead: each range of a large one would cost all of it.
+            reason = "the server answers a range with the whole object"
+            return Failure(reason, inf if self._gives_ranges else 1, quotable=False)
         kind = _KIND.search(text)
         line = text.partition("\n")[0].rpartition(" - ")[2]
         line = re.sub(r"\w+://\S+", lambda url: without_credentials(url[0]), line)
         reason = f"{line}{f' ({kind[1]})' if kind else ''}"
         permanent = isinstance(error, ValueError | TypeError) or type(error).__name__ in _PERMANENT
         slow = bool(kind and kind[1] == "Timeout")
-        return Failure(reason, not permanent, slow, quotable=False)
+        return Failure(reason, 0 if permanent else inf, slow, quotable=False)
 
 
 _ENDPOINTS = "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"
@@ -313,9 +328,9 @@ def _plainly(error: BaseException) -> Failure:
     """Tell what an error of a library or of users' code means: those of the system may pass."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return Failure(reason, again=False, missing=True)
+        return Failure(reason, repeats=0, missing=True)
     if isinstance(error, Cut):
-        return Failure(str(error), again=not error.short)
+        return Failure(str(error), 0 if error.short else inf)
     never = PermissionError, IsADirectoryError, NotADirectoryError
     again = isinstance(error, OSError | EOFError) and not isinstance(error, never)
-    return Failure(reason, again, isinstance(error, TimeoutError))
+    return Failure(reason, inf if again else 0, isinstance(error, TimeoutError))

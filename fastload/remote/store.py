@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastload.remote import fetching
+from fastload.remote.attempts import attempted, listed
 from fastload.remote.backends import Entry, backend, check, without_credentials
-from fastload.remote.fetching import Job, Request, Session
+from fastload.remote.lines import Job, Request, Session
 from fastload.remote.remote_file import BUFFER, RemoteFile
 
 GAP = 1 << 20
@@ -19,8 +20,8 @@ GAP = 1 << 20
 MERGED = 8 << 20
 """The most that a request of merged ranges reads."""
 
-_opening = threading.Lock()
-"""Owns each store's session while it is made. A forked child has its own."""
+_opening = threading.RLock()
+"""Owns each store's session while it is made."""
 
 
 def open_store(source: Any, *, retries: int = 5, timeout: float = 30.0, **options: Any) -> Store:
@@ -91,43 +92,52 @@ class Store:
                     jobs[i] = job
             new = []
             for request, of in planned({i: wanted[i] for i in wanted.keys() - jobs.keys()}):
-                new.append(Job(session, request, len(of), ahead=False))
+                new.append(Job(session, request, len(of)))
                 jobs |= dict.fromkeys(of, new[-1])
             process.urge(new[1:])
             for i, (_, start, stop) in wanted.items():
                 found.append(process.take(jobs.pop(i), start, stop) if i in jobs else b"")
         finally:
             process.leave(jobs.values())
-        process.count(session, sum(map(len, found)))
         return found
 
-    def will_read(self, requests: Iterable[str | Request]) -> None:
+    def will_read(self, requests: Iterable[str | Request], *, owner: object = None) -> None:
         """Begin to read in the background what `read` or `read_many` will be asked for next, in this order.
 
         They are matched by path, start and stop. All stores of the process share one limit of bytes and requests, and
         what a thread waits for goes before. An empty list cancels all that no read has asked for yet.
+
+        Args:
+            requests: paths, or (path, start, stop).
+            owner: who announces, if several share this store: an empty list cancels only what an equal owner
+                announced. A number or a string, for instance.
         """
         wanted = dict(enumerate(map(self._request, requests)))
-        process = fetching.process
         if not wanted:
-            if self._session is not None and self._session.pid == os.getpid():
-                process.forget(self._session)
+            if session := self._open_session():
+                cancelled = session
+                fetching.process.forget(
+                    lambda lines: lines.cancel(cancelled, lambda job: job.owner == owner)
+                )
             return
         session = self._opened()
-        process.announce(
-            (Job(session, request, len(of), ahead=True), [wanted[i] for i in of])
+        fetching.process.announce(
+            (Job(session, request, len(of), ahead=True, owner=owner), [wanted[i] for i in of])
             for request, of in planned(wanted)
         )
 
     def forget(self, requests: Iterable[str | Request]) -> None:
         """Cancel these announced reads, as far as no read has asked for them."""
-        session, process = self._opened(), fetching.process
-        jobs = [process.claim(session, self._request(request)) for request in requests]
-        process.leave(job for job in jobs if job)
+        if session := self._open_session():
+            found, these = session, [*map(self._request, requests)]
+            fetching.process.forget(lambda lines: lines.unclaim(found, these))
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
-        return fetching.process.size(self._opened(), self._path(path))
+        session, process, path = self._opened(), fetching.process, self._path(path)
+        job = Job(session, (path, 0, None))
+        head = session.backend.head
+        return process.ask(lambda: attempted(job, lambda: head(path), process.count)).size
 
     def open(self, path: str, until: int | None = None) -> io.BufferedReader:
         """Open an object as a binary file that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
@@ -135,7 +145,8 @@ class Store:
 
     def list(self, prefix: str = "") -> list[Entry]:
         """Return all objects below a folder, with sizes and ETags, in the store's order."""
-        return fetching.process.list(self._opened(), self._path(prefix))
+        session, path = self._opened(), self._path(prefix)
+        return fetching.process.ask(lambda: listed(session, path))
 
     def stats(self) -> dict[str, Any]:
         """Return what this store did in this process.
@@ -146,12 +157,17 @@ class Store:
         """
         return fetching.process.stats(self._opened())
 
-    def _opened(self) -> Session:
+    def _open_session(self) -> Session | None:
+        """Return the session, if one is open in this process. Finalizers call this, so it has no lock."""
         session = self._session
-        if session is None or session.pid != os.getpid():
+        return session if session is not None and session.pid == os.getpid() else None
+
+    def _opened(self) -> Session:
+        session = self._open_session()
+        if session is None:
             with _opening:
-                session = self._session
-                if session is None or session.pid != os.getpid():
+                session = self._open_session()
+                if session is None:
                     source, retries, timeout, options = self._arguments
                     client = backend(source, options, retries, timeout)
                     url = self._below and without_credentials(self._below)
@@ -197,9 +213,7 @@ def planned(wanted: dict[int, Request]) -> list[tuple[Request, list[int]]]:
     return sorted(plan, key=lambda made: min(made[1]))
 
 
-def _after_fork_in_child() -> None:
-    global _opening
-    _opening = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+# A fork waits until a client is open: a child would wait for ever for an import that no thread of it goes on with.
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
+)
