@@ -122,7 +122,7 @@ def without_credentials(url: str) -> str:
 
 
 _used_in: int | None = None
-"""The process that has begun obstore's threads, or a parent that had, before this one was forked from it."""
+"""The process that has opened a client, or a parent that had, before this one was forked from it."""
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w '-]*)")
 _KIND = re.compile(r"kind: (Timeout|Connect|Interrupted|Decode)\b")
@@ -146,10 +146,15 @@ class _Obstore:
         self._gives_ranges = False
 
     def _open(self, retries: int) -> Any:
-        self._refuse_after_fork()
+        global _used_in
+        url, options, timeout = self._arguments
+        if _used_in not in (None, os.getpid()):
+            raise RemoteError(
+                f"{without_credentials(url)}: this process was forked from one that had read by obstore, "
+                f"whose threads do not survive a fork. Start it by spawn or forkserver, or read in it only"
+            )
         # By name: its overloads know the options of each store, and here are those of any.
         from_url: Any = importlib.import_module("obstore.store").from_url
-        url, options, timeout = self._arguments
         endpoints = [url, str(options.get("endpoint", "")), *map(os.environ.get, _ENDPOINTS)]
         client: dict[str, Any] = {
             "allow_http": any(e and e.startswith("http://") for e in endpoints),
@@ -162,26 +167,15 @@ class _Obstore:
         # obstore would ask for https://host/folder//name.
         url = url.rstrip("/")
         try:
-            return from_url(
+            opened = from_url(
                 url, client_options=client, retry_config={"max_retries": retries}, **rest
             )
         except Exception as error:
             raise UsageError(f"{without_credentials(url)}: {self.failure(error).reason}") from None
-
-    def _use(self) -> None:
-        global _used_in
-        self._refuse_after_fork()
         _used_in = os.getpid()
-
-    def _refuse_after_fork(self) -> None:
-        if _used_in not in (None, os.getpid()):
-            raise RemoteError(
-                f"{without_credentials(self._arguments[0])}: this process was forked from one that had read by "
-                f"obstore, whose threads do not survive a fork. Start it by spawn or forkserver, or read in it only"
-            )
+        return opened
 
     def get(self, path: str, start: int, stop: int | None) -> Got:
-        self._use()
         options: dict[str, Any] = {}
         if stop is not None:
             options["range"] = (start, stop)
@@ -198,12 +192,10 @@ class _Obstore:
         return Got(data, size, result.meta["e_tag"], len(data) == size)
 
     def head(self, path: str) -> Got:
-        self._use()
         meta = self._client.head(path)
         return Got(b"", meta["size"], meta["e_tag"])
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        self._use()
         # obstore retries each page by itself: a whole listing is too long for one attempt.
         for page in self._open(self._retries).list(prefix or None, chunk_size=1000):
             for meta in page:

@@ -6,12 +6,13 @@ import io
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from fastload.remote import fetching
 from fastload.remote.attempts import attempted, listed
 from fastload.remote.backends import Entry, backend, check, without_credentials
-from fastload.remote.lines import Job, Request, Session
+from fastload.remote.lines import Job, Lines, Request, Session
 from fastload.remote.remote_file import BUFFER, RemoteFile
 
 GAP = 1 << 20
@@ -115,10 +116,8 @@ class Store:
         wanted = dict(enumerate(map(self._request, requests)))
         if not wanted:
             if session := self._open_session():
-                cancelled = session
-                fetching.process.forget(
-                    lambda lines: lines.cancel(cancelled, lambda job: job.owner == owner)
-                )
+                mine = partial(Lines.cancel, session=session, chosen=lambda job: job.owner == owner)
+                fetching.process.forget(mine)
             return
         session = self._opened()
         fetching.process.announce(
@@ -129,8 +128,8 @@ class Store:
     def forget(self, requests: Iterable[str | Request]) -> None:
         """Cancel these announced reads, as far as no read has asked for them."""
         if session := self._open_session():
-            found, these = session, [*map(self._request, requests)]
-            fetching.process.forget(lambda lines: lines.unclaim(found, these))
+            these = [*map(self._request, requests)]
+            fetching.process.forget(partial(Lines.unclaim, session=session, requests=these))
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""

@@ -574,3 +574,45 @@ def test_a_child_that_is_forked_amid_look_ahead_reads(process: Fetching) -> None
     source.let_all()
     assert store.read("a") == answer("a")
     store.will_read([])
+
+
+class Opening:
+    """A file system of fsspec's kind that takes long to open."""
+
+    def __init__(self, *events: threading.Event) -> None:
+        self._events = events
+
+    def cat_file(self, path: str) -> bytes:
+        return path.encode()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        opening, go_on = self._events
+        opening.set()
+        assert go_on.wait(WAIT_S)
+        return Opening, ()
+
+
+def test_a_fork_waits_until_a_store_is_open() -> None:
+    """A child that is forked while another thread imports the client waits for that import, for ever."""
+    opening, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+    store = open_store(Opening(opening, go_on))
+
+    def fork() -> int:
+        child = os.fork()
+        if not child:
+            right = False
+            try:
+                right = go_on.is_set() and store.read("a") == b"a"
+            finally:
+                os._exit(not right)
+        forked.set()
+        return os.waitpid(child, 0)[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(store.read, "a")
+        assert opening.wait(WAIT_S)
+        forking = pool.submit(fork)
+        early = forked.wait(0.3)
+        go_on.set()
+        assert (reading.result(WAIT_S), forking.result(WAIT_S)) == (b"a", 0)
+    assert not early
