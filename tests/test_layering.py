@@ -62,7 +62,9 @@ STREAM = {PACKAGE / "stream" / "batches.py"}
 ORDERS = {PACKAGE / "sequences" / "mixture.py"}
 """May have a lock: a loader draws from a mixture in one thread, and its weights change in another."""
 
-REMOTE = {PACKAGE / "remote" / name for name in ("store.py", "fetching.py", "cache.py")}
+REMOTE = {
+    PACKAGE / "remote" / f"{name}.py" for name in ("store", "fetching", "turns", "lines", "cache")
+}
 """May have threads and locks: a process's requests to object stores, and its cache of what they brought. No thread of
 it runs code of the user's, but the `read` of an object that the user gives as a store."""
 

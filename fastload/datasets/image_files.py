@@ -158,7 +158,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         for root in self._roots:
             begun = [url for url in urls if url.startswith(root)]
             if begun or not len(indices):  # an empty list would forget what earlier calls began
-                store_of(root).will_read(begun)
+                store_of(root).will_read(begun, owner=id(self))
 
     def __len__(self) -> int:
         return len(self.image_paths)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -42,7 +43,8 @@ class Failure:
     """What an error of an attempt means. `reason` is a clause without credentials."""
 
     reason: str
-    again: bool = True
+    repeats: float = inf
+    """How often it is worth to try again."""
     throttled: bool = False
     missing: bool = False
     quotable: bool = True
@@ -128,13 +130,14 @@ PART, PARTS = 8 << 20, 9_000
 """Bytes of each part that a large object is written in, and the most parts: stores allow 10,000."""
 
 _used_in: int | None = None
-"""The process that has begun obstore's threads, or a parent that had, before this one was forked from it."""
+"""The process that has opened a client, or a parent that had, before this one was forked from it."""
 
 _STATUS = re.compile(r"non-2xx status code: (\d{3}[\w '-]*)")
 _KIND = re.compile(r"kind: (Timeout|Connect|Interrupted|Decode)\b")
 _WHY = re.compile(
     r"InvalidCertificate\(\s*\w+|Connection(?:Refused|Reset)\b|failed to lookup address information|BadScheme"
 )
+_NO_RANGES = re.compile(r"non-partial response|Range request not supported")
 _PERMANENT = (
     "InvalidPathError",
     "NotSupportedError",
@@ -151,11 +154,18 @@ class _Obstore:
         self._arguments = url, options, timeout
         self._retries = retries
         self._client = self._open(0, timeout)
+        self._gives_ranges = False
 
     def _open(self, retries: int, timeout: float) -> Any:
+        global _used_in
+        url, options, _ = self._arguments
+        if _used_in not in (None, os.getpid()):
+            raise RemoteError(
+                f"{without_credentials(url)}: this process was forked from one that had read by obstore, "
+                f"whose threads do not survive a fork. Start it by spawn or forkserver, or read in it only"
+            )
         # By name: its overloads know the options of each store, and here are those of any.
         from_url: Any = importlib.import_module("obstore.store").from_url
-        url, options, _ = self._arguments
         endpoints = [url, str(options.get("endpoint", "")), *map(os.environ.get, _ENDPOINTS)]
         client: dict[str, Any] = {
             "allow_http": any(e and e.startswith("http://") for e in endpoints),
@@ -168,23 +178,15 @@ class _Obstore:
         # obstore would ask for https://host/folder//name.
         url = url.rstrip("/")
         try:
-            return from_url(
+            opened = from_url(
                 url, client_options=client, retry_config={"max_retries": retries}, **rest
             )
         except Exception as error:
             raise UsageError(f"{without_credentials(url)}: {self.failure(error).reason}") from None
-
-    def _alive(self) -> None:
-        global _used_in
-        if _used_in not in (None, os.getpid()):
-            raise RemoteError(
-                f"{without_credentials(self._arguments[0])}: this process was forked from one that had read by "
-                f"obstore, whose threads do not survive a fork. Start it by spawn or forkserver, or read in it only"
-            )
         _used_in = os.getpid()
+        return opened
 
     def get(self, path: str, start: int, stop: int | None) -> Got:
-        self._alive()
         options: dict[str, Any] = {}
         if stop is not None:
             options["range"] = (start, stop)
@@ -197,15 +199,14 @@ class _Obstore:
         size = result.meta["size"]
         if (first, first + len(data)) != (start, size if stop is None else stop):
             raise Cut((start, stop), first, len(data), size)
+        self._gives_ranges |= bool(options)
         return Got(data, size, result.meta["e_tag"], len(data) == size)
 
     def head(self, path: str) -> Got:
-        self._alive()
         meta = self._client.head(path)
         return Got(b"", meta["size"], meta["e_tag"])
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        self._alive()
         # obstore retries each page by itself: a whole listing is too long for one attempt.
         client = self._open(self._retries, self._arguments[2])
         for page in client.list(prefix or None, chunk_size=1000):
@@ -213,25 +214,29 @@ class _Obstore:
                 yield Entry(meta["path"], meta["size"], meta["e_tag"])
 
     def put(self, path: str, data: Any) -> None:
-        self._alive()
         # While a part is sent, the server says nothing. obstore retries each part by itself.
         client = self._open(self._retries, 10 * self._arguments[2])
         client.put(path, data, chunk_size=max(PART, len(data) // PARTS + 1))
 
     def failure(self, error: BaseException) -> Failure:
         if isinstance(error, FileNotFoundError):
-            return Failure("no such object", again=False, missing=True, quotable=False)
+            return Failure("no such object", repeats=0, missing=True, quotable=False)
         if isinstance(error, Cut):
-            return Failure(str(error), again=not error.short)
+            return Failure(str(error), 0 if error.short else inf)
         # An answer's body may hold keys and signatures, and so may a URL. Neither is shown.
         text = str(error)
         if status := _STATUS.search(text):
             code = int(status[1][:3])
-            again = code >= 500 or code in (408, 425, 429)
+            repeats = inf if code >= 500 or code in (408, 425, 429) else 0
             reason = f"status {status[1].strip()}"
             if code in (405, 501) and self._arguments[0].startswith("http"):
                 reason += ": a web server lists and writes only if it has WebDAV"
-            return Failure(reason, again, code in (429, 503), quotable=False)
+                repeats = 0
+            return Failure(reason, repeats, code in (429, 503), quotable=False)
+        if _NO_RANGES.search(text):
+            # Nobody reads the whole object instead: each range of a large one would cost all of it.
+            reason = "the server answers a range with the whole object"
+            return Failure(reason, inf if self._gives_ranges else 1, quotable=False)
         kind = _KIND.search(text)
         line = text.partition("\n")[0].rpartition(" - ")[2]
         line = re.sub(r"\w+://\S+", lambda url: without_credentials(url[0]), line)
@@ -241,7 +246,7 @@ class _Obstore:
         reason = f"{line} ({', '.join(causes)})" if causes else line
         permanent = isinstance(error, ValueError | TypeError) or type(error).__name__ in _PERMANENT
         slow = bool(kind and kind[1] == "Timeout")
-        return Failure(reason, not permanent, slow, quotable=False)
+        return Failure(reason, 0 if permanent else inf, slow, quotable=False)
 
 
 _ENDPOINTS = (
@@ -351,9 +356,9 @@ def _plainly(error: BaseException) -> Failure:
     """Tell what an error of a library or of users' code means: those of the system may pass."""
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, FileNotFoundError):
-        return Failure(reason, again=False, missing=True)
+        return Failure(reason, repeats=0, missing=True)
     if isinstance(error, Cut):
-        return Failure(str(error), again=not error.short)
+        return Failure(str(error), 0 if error.short else inf)
     never = PermissionError, IsADirectoryError, NotADirectoryError
     again = isinstance(error, OSError | EOFError) and not isinstance(error, never)
-    return Failure(reason, again, isinstance(error, TimeoutError))
+    return Failure(reason, inf if again else 0, isinstance(error, TimeoutError))

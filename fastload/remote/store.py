@@ -6,11 +6,13 @@ import io
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from fastload.remote import fetching
+from fastload.remote.attempts import attempted, once
 from fastload.remote.backends import Entry, backend, check, without_credentials
-from fastload.remote.fetching import Job, Request, Session
+from fastload.remote.lines import Job, Lines, Request, Session
 from fastload.remote.remote_file import BUFFER, RemoteFile
 
 GAP = 1 << 20
@@ -19,8 +21,8 @@ GAP = 1 << 20
 MERGED = 8 << 20
 """The most that a request of merged ranges reads."""
 
-_opening = threading.Lock()
-"""Owns each store's session while it is made. A forked child has its own."""
+_opening = threading.RLock()
+"""Owns each store's session while it is made."""
 
 
 def open_store(source: Any, *, retries: int = 5, timeout: float = 30.0, **options: Any) -> Store:
@@ -92,43 +94,50 @@ class Store:
                     jobs[i] = job
             new = []
             for request, of in planned({i: wanted[i] for i in wanted.keys() - jobs.keys()}):
-                new.append(Job(session, request, len(of), ahead=False))
+                new.append(Job(session, request, len(of)))
                 jobs |= dict.fromkeys(of, new[-1])
             process.urge(new[1:])
             for i, (_, start, stop) in wanted.items():
                 found.append(process.take(jobs.pop(i), start, stop) if i in jobs else b"")
         finally:
             process.leave(jobs.values())
-        process.count(session, sum(map(len, found)))
         return found
 
-    def will_read(self, requests: Iterable[str | Request]) -> None:
+    def will_read(self, requests: Iterable[str | Request], *, owner: object = None) -> None:
         """Begin to read in the background what `read` or `read_many` will be asked for next, in this order.
 
         They are matched by path, start and stop. All stores of the process share one limit of bytes and requests, and
         what a thread waits for goes before. An empty list cancels all that no read has asked for yet.
+
+        Args:
+            requests: paths, or (path, start, stop).
+            owner: who announces, if several share this store: an empty list cancels only what an equal owner
+                announced. A number or a string, for instance.
         """
         wanted = dict(enumerate(map(self._request, requests)))
-        process = fetching.process
         if not wanted:
-            if self._session is not None and self._session.pid == os.getpid():
-                process.forget(self._session)
+            if session := self._open_session():
+                mine = partial(Lines.cancel, session=session, chosen=lambda job: job.owner == owner)
+                fetching.process.forget(mine)
             return
         session = self._opened()
-        process.announce(
-            (Job(session, request, len(of), ahead=True), [wanted[i] for i in of])
+        fetching.process.announce(
+            (Job(session, request, len(of), ahead=True, owner=owner), [wanted[i] for i in of])
             for request, of in planned(wanted)
         )
 
     def forget(self, requests: Iterable[str | Request]) -> None:
         """Cancel these announced reads, as far as no read has asked for them."""
-        session, process = self._opened(), fetching.process
-        jobs = [process.claim(session, self._request(request)) for request in requests]
-        process.leave(job for job in jobs if job)
+        if session := self._open_session():
+            these = [*map(self._request, requests)]
+            fetching.process.forget(partial(Lines.unclaim, session=session, requests=these))
 
     def size(self, path: str) -> int:
         """Return the size of an object in bytes."""
-        return fetching.process.size(self._opened(), self._path(path))
+        session, process, path = self._opened(), fetching.process, self._path(path)
+        job = Job(session, (path, 0, None))
+        head = session.backend.head
+        return process.ask(lambda: attempted(job, lambda: head(path), process.count)).size
 
     def etags(self, paths: Iterable[str]) -> list[str | None]:
         """Return the ETag of each object, None if it has none, by a request for one byte of each that is new here.
@@ -145,7 +154,12 @@ class Store:
 
     def list(self, prefix: str = "") -> list[Entry]:
         """Return all objects below a folder, with sizes and ETags, in the store's order."""
-        return fetching.process.list(self._opened(), self._path(prefix))
+        session, path = self._opened(), self._path(prefix)
+
+        def call() -> list[Entry]:
+            return [*session.backend.list(path)]
+
+        return fetching.process.ask(lambda: once(session, path, ", a listing", call))
 
     def etag(self, path: str) -> str | None:
         """Return the ETag of an object when this store first read it, or its size, in this process, or None."""
@@ -157,7 +171,10 @@ class Store:
         Announce no read of it before. A large object is sent in parts. If the process is killed, a store may keep those
         that were sent, and ask money for them: let a rule of the bucket delete incomplete uploads.
         """
-        fetching.process.put(self._opened(), self._path(path), data)
+        session, path = self._opened(), self._path(path)
+        put = partial(session.backend.put, path, data)
+        fetching.process.ask(lambda: once(session, path, ", written", put))
+        session.etags.pop(path, None)  # the next read finds this object
 
     def stats(self) -> dict[str, Any]:
         """Return what this store did in this process.
@@ -173,12 +190,17 @@ class Store:
         with _opening:
             self._hits += blocks
 
-    def _opened(self) -> Session:
+    def _open_session(self) -> Session | None:
+        """Return the session, if one is open in this process. Finalizers call this, so it has no lock."""
         session = self._session
-        if session is None or session.pid != os.getpid():
+        return session if session is not None and session.pid == os.getpid() else None
+
+    def _opened(self) -> Session:
+        session = self._open_session()
+        if session is None:
             with _opening:
-                session = self._session
-                if session is None or session.pid != os.getpid():
+                session = self._open_session()
+                if session is None:
                     source, retries, timeout, options = self._arguments
                     client = backend(source, options, retries, timeout)
                     url = self._below and without_credentials(self._below)
@@ -224,9 +246,7 @@ def planned(wanted: dict[int, Request]) -> list[tuple[Request, list[int]]]:
     return sorted(plan, key=lambda made: min(made[1]))
 
 
-def _after_fork_in_child() -> None:
-    global _opening
-    _opening = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+# A fork waits until a client is open: a child would wait for ever for an import that no thread of it goes on with.
+os.register_at_fork(
+    before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
+)

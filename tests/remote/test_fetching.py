@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,8 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fastload.errors import RemoteError
-from fastload.remote import Store, fetching, open_store
-from fastload.remote.fetching import Fetching, Limit
+from fastload.remote import Store, attempts, fetching, open_store
+from fastload.remote.fetching import Fetching
+from fastload.remote.turns import Limit
 
 WAIT_S = 30.0
 
@@ -199,6 +201,20 @@ def test_a_read_that_waits_is_not_cancelled(process: Fetching) -> None:
     assert source.begun == ["a"]
 
 
+def test_an_owner_cancels_what_it_announced_only(process: Fetching) -> None:
+    source = Held()
+    store = open_store(source)
+    process.limit.allowed = 1
+    store.will_read(["a", "b"], owner=1)
+    source.wait_begun("a")
+    store.will_read(["b", "c"], owner=2)
+    store.will_read([], owner=1)
+    source.let_all()
+    source.wait_begun("b", "c")
+    assert store.read_many(["b", "c"]) == [answer("b"), answer("c")]
+    assert source.begun == ["a", "b", "c"]
+
+
 def test_one_announced_read_can_be_forgotten(process: Fetching) -> None:
     source = Held()
     store = open_store(source)
@@ -257,6 +273,12 @@ def test_ranges_of_one_look_ahead_are_one_request_until_the_last_is_taken(
     assert not [t for t in threading.enumerate() if t.name == "fastload-remote" and not ended(t)]
 
 
+def assert_nothing_is_held(process: Fetching) -> None:
+    with process._lock:
+        assert (process._lines.held, process._turns.in_flight) == (0, 0)
+        assert not any(session.claims for session in process._lines._sessions)
+
+
 def ended(thread: threading.Thread) -> bool:
     """Wait for a thread that has nothing to do: it ends, because no look-ahead is left."""
     thread.join(WAIT_S)
@@ -281,7 +303,7 @@ def test_the_others_of_many_are_dropped_if_one_fails(process: Fetching) -> None:
     assert store.read("z") == answer("z")
     assert len(source.begun) < 50
     assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
-    assert process.held() == (0, 0, 0)
+    assert_nothing_is_held(process)
 
 
 def test_callers_have_their_turns_in_order_and_before_the_others_of_many(process: Fetching) -> None:
@@ -292,7 +314,7 @@ def test_callers_have_their_turns_in_order_and_before_the_others_of_many(process
             super().append(turn)
             in_line.release()
 
-    process._line = Line()
+    process._turns.line = Line()
     process.limit.allowed = 1
     store = open_store(source)
     names = [str(i) for i in range(20)]
@@ -304,7 +326,7 @@ def test_callers_have_their_turns_in_order_and_before_the_others_of_many(process
             results.append(pool.submit(store.read_many, read))
             assert in_line.acquire(timeout=WAIT_S)
         with process._lock:  # the last has joined, and let the lock go
-            assert len(process._line) == 2
+            assert len(process._turns.line) == 2
         source.let_all()
         for result, read in zip(results, (["first"], names, ["one"]), strict=True):
             assert result.result(WAIT_S) == [answer(name) for name in read]
@@ -323,7 +345,7 @@ def test_threads_that_found_all_requests_taken_end(process: Fetching) -> None:
         for some, read in zip(names, reading, strict=True):
             assert read.result(WAIT_S) == [answer(name) for name in some]
     assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
-    assert process.held() == (0, 0, 0)
+    assert_nothing_is_held(process)
 
 
 def test_many_threads_and_look_ahead_give_each_its_own(process: Fetching) -> None:
@@ -345,7 +367,7 @@ def test_many_threads_and_look_ahead_give_each_its_own(process: Fetching) -> Non
             done.result(WAIT_S)
     store.will_read([])
     assert process.stats(store._opened())["bytes_wanted"] == 4000
-    assert process.held() == (0, 0, 0)
+    assert_nothing_is_held(process)
 
 
 def test_an_interrupted_read_leaves_no_one_waiting(process: Fetching) -> None:
@@ -356,7 +378,7 @@ def test_an_interrupted_read_leaves_no_one_waiting(process: Fetching) -> None:
     with pytest.raises(KeyboardInterrupt):
         store.read("a")
     assert store.read("a") == answer("a")
-    assert process.held() == (0, 0, 0)
+    assert_nothing_is_held(process)
 
 
 # ---- retries ----
@@ -367,14 +389,14 @@ def test_a_failure_that_may_pass_is_tried_again_with_jitter(
 ) -> None:
     asked: list[tuple[float, float]] = []
     monkeypatch.setattr(
-        fetching._jitter, "uniform", lambda least, most: asked.append((least, most)) or 0.0
+        attempts._jitter, "uniform", lambda least, most: asked.append((least, most)) or 0.0
     )
     source = Held()
     source.let_all()
     source.failing["a"] = [ConnectionError("cut"), TimeoutError("slow"), OSError("again")]
     store = open_store(source, retries=3)
     assert store.read("a") == answer("a")
-    assert asked == [(0, pytest.approx(0.1 * 3**i)) for i in range(3)]
+    assert asked == [(0, pytest.approx(0.02 * 5**i)) for i in range(3)]
     stats = store.stats()
     assert (stats["requests"], stats["retries"], stats["throttled"]) == (4, 3, 1)
     source.failing["b"] = [ConnectionError("cut")] * 4
@@ -400,7 +422,7 @@ def test_a_pause_before_a_retry_ends_with_the_look_ahead(
     process: Fetching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pausing = threading.Event()
-    monkeypatch.setattr(fetching._jitter, "uniform", lambda *_: pausing.set() or 1000.0)
+    monkeypatch.setattr(attempts._jitter, "uniform", lambda *_: pausing.set() or 1000.0)
     source = Held()
     source.let_all()
     source.failing["a"] = [ConnectionError("cut")] * 9
@@ -447,15 +469,87 @@ def test_the_limit_does_not_grow_if_it_is_not_reached() -> None:
 
 def test_throttling_halves_the_limit_once_for_what_was_in_flight() -> None:
     limit = Limit(0.0)
-    for _ in range(10):
-        limit.throttled(1.0, 2.0)
-    assert limit.allowed == 8
-    limit.throttled(3.0, 4.0)
-    limit.throttled(5.0, 6.0)
-    limit.throttled(7.0, 8.0)
-    assert limit.allowed == Limit.LEAST
+    for halved in (8, Limit.LEAST, Limit.LEAST):
+        now = limit._halved + 1.0
+        for _ in range(100):
+            limit.throttled(now, now + 1.0)
+        assert limit.allowed == halved
     rounds(limit, 9.0, lambda n: n * 50.0, 3)
     assert limit.allowed == Limit.LEAST + 3  # it grows by one, not by half
+
+
+def test_a_server_that_fails_at_random_is_asked_as_much_as_before() -> None:
+    """Of 10,000 requests 15 % are throttled, by chance. Of the next 100 each second one is, because there are many."""
+    limit, drawn, now = Limit(0.0), random.Random(0), 0.0
+    for _ in range(10_000):
+        now += 0.001
+        if drawn.random() < 0.15:
+            limit.throttled(now - 0.001, now)
+        else:
+            limit.succeeded(0, True, now)
+        assert limit.allowed >= Limit.FIRST
+    before = limit.allowed
+    for _ in range(50):
+        limit.succeeded(0, True, now)
+        limit.throttled(now, now)
+    assert limit.allowed < before
+
+
+# ---- finalizers ----
+
+
+@pytest.mark.parametrize("collected", ["file", "dataset"])
+def test_what_is_collected_under_the_lock_gives_its_look_ahead_back(
+    process: Fetching, collected: str
+) -> None:
+    """The garbage collector runs at any allocation, so also in the code that has the lock."""
+    source = Held(size=3 << 20)
+    source.let_all()
+    store = open_store(source)
+
+    class Dataset:
+        def __del__(self) -> None:
+            store.will_read([], owner="dataset")
+
+    if collected == "file":
+        file = store.open("a")
+        file.read(1 << 19)
+        file.read(1 << 19)
+        circle: list[object] = [file]
+        del file
+    else:
+        store.will_read(["a"], owner="dataset")
+        circle = [Dataset()]
+    circle.append(circle)
+    assert any(session.claims for session in process._lines._sessions)
+
+    def collect() -> None:
+        nonlocal circle
+        with process._locked():
+            del circle
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    assert ended(thread)
+    assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
+    assert_nothing_is_held(process)
+
+
+def test_what_is_forgotten_while_another_thread_has_the_lock_is_done_by_that(
+    process: Fetching,
+) -> None:
+    source = Held()
+    store = open_store(source)
+    store.will_read(["a"])
+    source.wait_begun("a")
+    with process._locked():
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(store.will_read, []).result(WAIT_S)  # does not wait for the lock
+        assert process._lines._sessions.pop().claims
+    source.let_all()
+    assert all(map(ended, [t for t in threading.enumerate() if t.name == "fastload-remote"]))
+    assert_nothing_is_held(process)
 
 
 # ---- forks ----
@@ -480,3 +574,45 @@ def test_a_child_that_is_forked_amid_look_ahead_reads(process: Fetching) -> None
     source.let_all()
     assert store.read("a") == answer("a")
     store.will_read([])
+
+
+class Opening:
+    """A file system of fsspec's kind that takes long to open."""
+
+    def __init__(self, *events: threading.Event) -> None:
+        self._events = events
+
+    def cat_file(self, path: str) -> bytes:
+        return path.encode()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        opening, go_on = self._events
+        opening.set()
+        assert go_on.wait(WAIT_S)
+        return Opening, ()
+
+
+def test_a_fork_waits_until_a_store_is_open() -> None:
+    """A child that is forked while another thread imports the client waits for that import, for ever."""
+    opening, go_on, forked = threading.Event(), threading.Event(), threading.Event()
+    store = open_store(Opening(opening, go_on))
+
+    def fork() -> int:
+        child = os.fork()
+        if not child:
+            right = False
+            try:
+                right = go_on.is_set() and store.read("a") == b"a"
+            finally:
+                os._exit(not right)
+        forked.set()
+        return os.waitpid(child, 0)[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        reading = pool.submit(store.read, "a")
+        assert opening.wait(WAIT_S)
+        forking = pool.submit(fork)
+        early = forked.wait(0.3)
+        go_on.set()
+        assert (reading.result(WAIT_S), forking.result(WAIT_S)) == (b"a", 0)
+    assert not early

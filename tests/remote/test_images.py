@@ -132,9 +132,11 @@ class Noting:
 
     def __init__(self) -> None:
         self.announced: list[list[str]] = []
+        self.owners: set[int] = set()
 
-    def will_read(self, urls: list[str]) -> None:
+    def will_read(self, urls: list[str], *, owner: int) -> None:
         self.announced.append(urls)
+        self.owners.add(owner)
 
 
 def test_what_was_begun_in_another_bucket_is_not_forgotten(
@@ -148,6 +150,7 @@ def test_what_was_begun_in_another_bucket_is_not_forgotten(
     images.will_read([0, 2])
     images.will_read([1])
     images.will_read([])
+    assert stores["s3://one/"].owners == {id(images)}
     assert [store.announced for store in stores.values()] == [[urls[:1], []], [urls[1:], []]]
 
 

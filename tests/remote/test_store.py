@@ -23,7 +23,7 @@ import torch
 
 import fastload
 from fastload.errors import NotInstalledError, RemoteError, UsageError
-from fastload.remote import Entry, Store, fetching, open_store
+from fastload.remote import Entry, Store, attempts, open_store
 from fastload.remote.store import planned
 
 BODY = bytes(range(256)) * 400
@@ -94,7 +94,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching._jitter, "uniform", lambda *_: 0.0)
+    monkeypatch.setattr(attempts._jitter, "uniform", lambda *_: 0.0)
 
 
 def test_a_path_is_below_the_url_or_a_whole_url(server: Server) -> None:
@@ -173,8 +173,11 @@ def test_what_stays_is_not_tried_again(server: Server, fault: str) -> None:
 
 def test_a_server_that_ignores_ranges_is_an_error(server: Server) -> None:
     server.faults["a"] = ["whole"] * 9
-    with pytest.raises(RemoteError, match=r"Range request not supported.*\(1 attempt\)$"):
+    with pytest.raises(RemoteError, match=r"answers a range with the whole object \(2 attempts\)$"):
         open_store(server.url).read("a", 10, 50)
+    assert len(server.asked) == 2
+    server.faults["b"] = ["whole"]
+    assert open_store(server.url).read("b", 10, 50) == BODY[10:50]
 
 
 def test_a_missing_object_is_a_file_not_found(server: Server) -> None:
