@@ -37,7 +37,7 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "metrics": "errors telemetry",
     "parameters": "errors _kit distributed",
-    "remote": "errors",
+    "remote": "errors telemetry",
     "sequences": "errors _kit order rows",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
     "streams": "errors _kit random reading sequences remote",

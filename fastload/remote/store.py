@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from fastload.remote import fetching
+from fastload.remote import counts, fetching
 from fastload.remote.backends import Entry, backend, check, without_credentials
 from fastload.remote.fetching import Job, Request, Session
 from fastload.remote.remote_file import BUFFER, RemoteFile
@@ -155,7 +155,9 @@ class Store:
                     source, retries, timeout, options = self._arguments
                     client = backend(source, options, retries, timeout)
                     url = self._below and without_credentials(self._below)
-                    self._session = session = Session(self, client, url, retries)
+                    session = Session(self, client, url, retries)
+                    counts.include(session)
+                    self._session = session
         return session
 
     def _path(self, path: str) -> str:
