@@ -42,6 +42,11 @@ class RemoteReads:
 
     It has all stores of these processes: others than the dataset's too. There is no figure for the CPU that it took:
     the threads that read also decode.
+
+    Examples:
+        >>> epoch = list(loader)
+        >>> loader.stats().remote is None  # it read no store
+        True
     """
 
     requests: int = 0
