@@ -148,7 +148,7 @@ class Store:
         return fetching.process.size(self._opened(), self._path(path))
 
     def open(self, path: str, until: int | None = None) -> io.BufferedReader:
-        """Return an object as a file of bytes that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
+        """Return an object as a file that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
         return io.BufferedReader(RemoteFile(self, self._path(path), until), BUFFER)
 
     def list(self, prefix: str = "") -> list[Entry]:

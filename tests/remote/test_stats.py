@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,13 @@ import pytest
 from torch.utils.data import Dataset
 
 import fastload
-from fastload.remote import open_store
+from fastload.datasets import ImageFolder
+from fastload.image import RandomResizedCrop
+from fastload.remote import files, open_store
 from fastload.telemetry.snapshot import RemoteReads
+from tests.image_files import listed_images
+from tests.remote.proxy import Proxy
+from tests.remote.servers import Bucket
 
 SIZES = [1000 + k for k in range(12)]
 
@@ -85,6 +91,30 @@ def test_local_files_have_no_part(tmp_path: Path) -> None:
     assert [*loader]
     assert loader.stats().remote is None
     assert "requests" not in str(loader.stats())
+
+
+@pytest.fixture
+def uploaded(tmp_path: Path, bucket: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a folder of twelve images."""
+    monkeypatch.setattr(files, "_store", cache(open_store))  # each test has another endpoint
+    listed_images(tmp_path / "train", 12)
+    for path in (tmp_path / "train").rglob("*.jpg"):
+        bucket.put(f"counted/{path.parent.name}/{path.name}", path.read_bytes())
+    proxy.forget()
+    return "s3://data/counted"
+
+
+@pytest.mark.parametrize("options", [WORKERS[1], WORKERS[3]], ids=["threads", "spawn"])
+def test_workers_count_what_a_server_sees(
+    options: dict[str, Any], uploaded: str, proxy: Proxy
+) -> None:
+    images = ImageFolder(uploaded, transform=RandomResizedCrop(16))
+    proxy.forget()
+    with fastload.DataLoader(images, 4, **options) as loader:
+        assert len([*loader]) == 3
+    remote = remote_of(loader)
+    assert remote.requests == len(proxy.objects()) == 12
+    assert remote.bytes_wanted == remote.bytes_fetched > 12 * 100
 
 
 class Fails:
