@@ -38,10 +38,13 @@ def include(session: Session) -> None:
     """Count what a new session of a store reads, also after the store is gone. One thread at a time calls this."""
     global _known
     session.seconds = _Durations()
-    ended = _known.ended.copy()
-    for gone in (s for s in _known.sessions if s.owner() is None):
-        ended.update(_of(gone))
-    _known = _Known((*(s for s in _known.sessions if s.owner() is not None), session), ended)
+    alive, ended = [session], _known.ended.copy()
+    for known in _known.sessions:
+        if known.owner() is not None:
+            alive.append(known)
+        else:
+            ended.update(_of(known))
+    _known = _Known(tuple(alive), ended)
 
 
 def _read() -> Counts:

@@ -9,7 +9,7 @@ THROTTLED = 0.01
 """Share of the requests. One halves what may be in flight, and 3,000 requests pass until 32 are 64 again."""
 
 USED = 0.7
-"""Share of the limit. One that is reached most of the time is used by more on average: 0.9 of it with reads of 60 ms."""
+"""Share of the limit. One that reads reach most of the time is used by more on average: by 0.9 at 60 ms a read."""
 
 LARGE = 1 << 20
 """Bytes of a request. At 1 Gbit/s they take 8 ms, and most object stores begin to answer later than that."""
