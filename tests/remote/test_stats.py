@@ -19,6 +19,7 @@ from fastload.datasets import ImageFolder
 from fastload.image import RandomResizedCrop
 from fastload.remote import files, open_store
 from fastload.telemetry.snapshot import RemoteReads
+from fastload.telemetry.sums import less
 from tests.image_files import listed_images
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Bucket
@@ -148,3 +149,14 @@ def test_retries_and_throttling_are_counted() -> None:
     assert (remote.requests, remote.retries, remote.throttled) == (12, 6, 6)
     assert remote.bytes_fetched == 12
     assert "6 retried, 6 throttled" in str(loader.stats())
+
+
+def test_a_part_of_an_epoch_is_a_difference() -> None:
+    loader = fastload.DataLoader(ByStore(), batch_size=2)
+    iterator = iter(loader)
+    next(iterator)
+    before = loader.stats()
+    assert len([*iterator]) == 2
+    part = less(loader.stats(), before).remote
+    assert part is not None
+    assert (part.requests, part.retries, part.bytes_fetched) == (8, 4, 8)
