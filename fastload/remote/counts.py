@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections import Counter, deque
 from typing import NamedTuple
 
@@ -25,9 +26,30 @@ class _Durations(deque[float]):
         self.counts["seconds"] += seconds  # type: ignore[assignment]
 
 
+class _Record:
+    """The counts of a session: those that it has, or those that it had as its store went, with its client."""
+
+    def __init__(self, session: Session) -> None:
+        self._session: Session | None = session
+        self._last: Counts = Counter()
+
+    def read(self) -> Counts:
+        session = self._session
+        return self._last if session is None else _of(session)
+
+    def end(self) -> None:
+        self._last = self.read()
+        self._session = None
+
+    @property
+    def ended(self) -> bool:
+        return self._session is None
+
+
 class _Known(NamedTuple):
-    sessions: tuple[Session, ...]
-    ended: Counts  # of sessions whose stores are gone
+    records: tuple[_Record, ...]
+    ended: Counts
+    """Of stores that are gone, and have no record any more."""
 
 
 _known = _Known((), Counter())
@@ -38,21 +60,23 @@ def include(session: Session) -> None:
     """Count what a new session of a store reads, also after the store is gone. One thread at a time calls this."""
     global _known
     session.seconds = _Durations()
-    alive, ended = [session], _known.ended.copy()
-    for known in _known.sessions:
-        if known.owner() is not None:
-            alive.append(known)
+    record = _Record(session)
+    alive, ended = [record], _known.ended.copy()
+    for known in _known.records:
+        if known.ended:
+            ended.update(known.read())
         else:
-            ended.update(_of(known))
+            alive.append(known)
     _known = _Known(tuple(alive), ended)
+    weakref.finalize(session.owner(), record.end).atexit = False
 
 
 def _read() -> Counts:
     known = _known
     found = known.ended.copy()
-    for session in known.sessions:
-        found.update(_of(session))
-    if known.sessions:
+    for record in known.records:
+        found.update(record.read())
+    if known.records:
         found[LIMIT] = fetching.process.limit.allowed
     return found
 
