@@ -20,10 +20,20 @@ _METRICS = {
     "loop_wait_seconds": ("consumer_wait_s", "Seconds that the loop waited for batches."),
     "worker_busy_seconds": ("busy_s", "Thread-seconds of workers on samples and collating."),
     "ready_ratio": ("occupancy", "Share of the batches in flight that were ready, in the epoch."),
+    "remote_requests": ("remote.requests", "Requests to object stores."),
+    "remote_bytes": ("remote.bytes_fetched", "Bytes that came from object stores."),
+    "remote_throttled": ("remote.throttled", "Requests that object stores throttled."),
     "gil_pressure_ratio": ("gil_pressure", "Wait for the GIL, of a switch interval, in the epoch."),
 }
 _SLOW = "Seconds for which this rank has been the slowest. Rank 0 says it, of a slow rank only."
 _LABELS = ("rank", "loader")
+
+
+def _figure(stats: Any, field: str) -> float:
+    """Return a field, or a field of a part. It is 0 if the loader has no such part."""
+    for name in field.split("."):
+        stats = getattr(stats, name, 0)
+    return float(stats)
 
 
 class Metrics:
@@ -62,7 +72,7 @@ class Metrics:
             kind = self._kinds.CounterMetricFamily if total else self._kinds.GaugeMetricFamily
             family = kind(f"fastload_{metric}", text, labels=_LABELS)
             for name, now in stats.items():
-                family.add_metric((str(rank), name), getattr(now[total], field))
+                family.add_metric((str(rank), name), _figure(now[total], field))
             yield family
         slow = self._kinds.GaugeMetricFamily("fastload_slow_rank_seconds", _SLOW, labels=_LABELS)
         for name, loader in () if rank or alone else found.items():

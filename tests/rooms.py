@@ -37,7 +37,7 @@ PLUG_INS = {
     "measure": "__init__ errors _kit telemetry rows reading",
     "metrics": "errors telemetry",
     "parameters": "errors _kit distributed",
-    "remote": "errors _kit",
+    "remote": "errors _kit telemetry",
     "sequences": "errors _kit order rows remote",
     "store": "errors _kit rows order reading loader datasets distributed (train)",
     "streams": "errors _kit random reading sequences remote",

@@ -46,14 +46,14 @@ def read(metrics: Metrics) -> dict[str, dict[str, float]]:
         return found
 
 
-def test_eight_metrics_of_each_loader(loader: DataLoader[Any]) -> None:
+def test_eleven_metrics_of_each_loader(loader: DataLoader[Any]) -> None:
     other, tensors = DataLoader(Numbers(7), 7), DataLoader(TensorDataset(torch.arange(6)), 6)
     with serve_metrics(loader, other, tensors, port=0) as metrics:
         for _ in range(3):
             list(loader)
         list(tensors)
         found = read(metrics)
-        assert len(found) == 8
+        assert len(found) == 11
         assert all(name.startswith("fastload_") for name in found)
         samples = {"0 Numbers": 300, "0 Numbers 2": 0, "0 TensorDataset": 6}
         assert found["fastload_samples"] == samples
@@ -115,7 +115,7 @@ def test_a_fork_neither_serves_nor_keeps_the_port(loader: DataLoader[Any]) -> No
         os._exit(0)
     try:
         os.read(ready[0], 1)
-        assert len(read(metrics)) == 8
+        assert len(read(metrics)) == 11
         metrics.close()
         serve_metrics(loader, port=port).close()
     finally:

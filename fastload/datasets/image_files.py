@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,13 @@ from fastload.errors import FileListError, UsageError
 from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import Render, empty_result, make_render
-from fastload.remote.files import is_url, root_of, store_of
+from fastload.remote.files import in_store, is_url, root_of, store_from, store_of
 from fastload.remote.listing import listing_of
 from fastload.rows import Run
 from fastload.telemetry import stage
+
+if TYPE_CHECKING:
+    from fastload.remote import Store
 
 Path = str | os.PathLike[str]
 
@@ -30,9 +33,9 @@ Path = str | os.PathLike[str]
 class ImageFiles(Dataset[tuple[Any, Any]]):
     """Base of both readers: a map-style dataset of `(transform(image), class number)`.
 
-    The class number is an int below `len(classes)`. `target_transform`, if given, is applied to it. If the
-    transform is a plan of `fastload.image`, it decodes, crops and resizes in one step, to uint8[3, H, W]. Any
-    other callable gets an RGB `PIL.Image.Image`, as from torchvision's readers. Transforms run on the loader's threads.
+    The class number is an int below `len(classes)`. `target_transform`, if given, is applied to it. A transform that is
+    a plan of `fastload.image` decodes, crops and resizes in one step, to uint8[3, H, W]. Any other gets an RGB
+    `PIL.Image.Image`, as from torchvision's readers. Transforms run on the loader's threads.
 
     Memory: 20 bytes a sample, plus its file name (see `PathTable`). A million samples are only a few objects. So a fork
     copies nothing, and the garbage collector has nothing to visit.
@@ -43,9 +46,9 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         image_paths: the sequence of paths.
         targets: the class numbers, int64[len(self)].
         samples: the sequence of `(path, class number)`.
-        rank, world_size: say which part of the set this is: `files[rank::world_size]`. The lengths of parts differ
-            by at most one sample. If every rank must take the same number of steps (DDP), read the whole set on
-            each rank and give the loader a `fastload.RankSampler`, which pads or drops.
+        rank, world_size: say which part of the set this is: `files[rank::world_size]`, whose length differs by at most
+            one sample. If all ranks must take equally many steps (DDP), read the whole set on each rank and give the
+            loader a `fastload.RankSampler`, which pads or drops.
         partitioned_by_rank: `world_size > 1`. The loader refuses to partition such a set again.
     """
 
@@ -57,14 +60,17 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         *,
         transform: Callable[[Any], Any] | None,
         target_transform: Callable[[Any], Any] | None,
+        store: Store | None = None,
     ) -> None:
         """Set up the dataset. `class_names` has one name for each of `paths.directories`."""
+        self._store = store
         self.classes = list(classes)
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         numbers = np.array([self.class_to_idx[name] for name in class_names], dtype=np.int64)
         self.image_paths = paths
         self.targets = numbers[paths.directory_of]
-        self._roots = sorted({root_of(at) for at in paths.directories if is_url(at)})
+        roots = {root_of(at) for at in paths.directories if is_url(at)}
+        self._roots = sorted(roots) if store is None else [""]
         self.rank, self.world_size = paths.rank, paths.world_size
         self.partitioned_by_rank = paths.world_size > 1
         self.transform = transform
@@ -88,7 +94,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         """
         path = self.locate(index)
         with stage("read"):
-            encoded = store_of(path).read(path) if is_url(path) else read_file(path)
+            remote = self._store is not None or is_url(path)
+            encoded = self._store_of(path).read(path) if remote else read_file(path)
         image = open_image(encoded, self.transform, name=path)
         target: Any = int(self.targets[index])
         if self.target_transform is not None:
@@ -123,6 +130,9 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
             return self._fill_remote(render, paths)
         return render.files([*map(os.fsencode, paths)], lambda k: read_file(paths[k]))
 
+    def _store_of(self, path: str) -> Store:
+        return store_of(path) if self._store is None else self._store
+
     def _fill_remote(self, render: Render, paths: Sequence[str]) -> Sequence[int]:
         try:
             with stage("read"):
@@ -141,7 +151,7 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         objects: dict[str, bytes] = {}
         for root in self._roots:
             urls = [path for path in paths if path.startswith(root)]
-            objects.update(zip(urls, store_of(root).read_many(urls), strict=True))
+            objects.update(zip(urls, self._store_of(root).read_many(urls), strict=True))
         return [objects[path] if path in objects else read_file(path) for path in paths]
 
     @property
@@ -154,11 +164,11 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
         return self._begin if self._roots else None
 
     def _begin(self, indices: Sequence[int]) -> None:
-        urls = [path for index in indices if is_url(path := self.locate(index))]
+        paths = [self.locate(index) for index in indices]
         for root in self._roots:
-            begun = [url for url in urls if url.startswith(root)]
+            begun = [path for path in paths if path.startswith(root)]
             if begun or not len(indices):  # an empty list would forget what earlier calls began
-                store_of(root).will_read(begun, owner=id(self))
+                self._store_of(root).will_read(begun, owner=id(self))
 
     def __len__(self) -> int:
         return len(self.image_paths)
@@ -185,13 +195,14 @@ class ImageFileList(ImageFiles):
             sorted names in the whole list, on every rank). If the list may lack a class, as for validation, pass the
             `classes` of the training set: otherwise the numbers differ.
         rank, world_size: take only every `world_size`-th path, from number `rank` on.
+        store: reads the images, and the list if that is a URL; see `ImageFolder`. Relative paths of a local list then
+            begin at the store's top.
 
     Listed files are not checked for existence: that takes a system call for each.
 
     Raises:
         FileListError: `base_dir` is not a directory, or the list is missing, empty, not a text file, or shorter than
-            the number of ranks. Also for a path without a parent directory, or of a class that is not in `classes`.
-            The message names file and line.
+            the number of ranks. Or a path has no parent directory, or no class of `classes`. It names the line.
         FileNotFoundError: a listed file is missing, when it is read.
 
     Examples:
@@ -212,14 +223,17 @@ class ImageFileList(ImageFiles):
         classes: Sequence[str] | Path | None = None,
         rank: int = 0,
         world_size: int = 1,
+        store: Any = None,
     ) -> None:
-        self.file_list = os.fspath(file_list)
-        base = os.path.dirname(self.file_list) if base_dir is None else os.fspath(base_dir)
-        self.base_dir = base
-        if base_dir is not None and not (is_url(base) or os.path.isdir(base)):
+        self.file_list, reads = os.fspath(file_list), store_from(store)
+        beside = is_url(self.file_list) or reads is None  # the list is where the images are
+        base = os.path.dirname(self.file_list) if beside else ""
+        self.base_dir = base = base if base_dir is None else os.fspath(base_dir)
+        if base_dir is not None and not (reads or is_url(base) or os.path.isdir(base)):
             raise FileListError(f"{self.file_list}: base_dir is not a directory: {base}")
         given = None if classes is None else read_classes(classes)
-        files = read_list(self.file_list, os.fsencode(base), given)
+        listed = in_store(self.file_list, reads if beside else None)
+        files = read_list(listed, os.fsencode(base), given)
         paths = PathTable(files, rank=rank, world_size=world_size)
         if paths.total < world_size:
             found = f"has {paths.total} paths, too few for {world_size} ranks"
@@ -233,6 +247,7 @@ class ImageFileList(ImageFiles):
             sorted(set(names)) if given is None else given,
             transform=transform,
             target_transform=target_transform,
+            store=reads,
         )
 
     fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
@@ -258,6 +273,8 @@ class ImageFolder(ImageFiles):
         listing: a file, or its URL, that keeps the listing of a URL. If it exists, nothing is listed: images that came
             later are not in the dataset, and one that is gone raises FileNotFoundError when it is read.
         refresh: list anew, and replace `listing`.
+        store: lists and reads `root`, which is then a path or URL in it: a `fastload.remote.Store`, or what
+            `open_store` takes, such as a file system of fsspec.
 
     Raises:
         FileNotFoundError: `root` does not exist or has no directory, or a class has no image.
@@ -283,12 +300,13 @@ class ImageFolder(ImageFiles):
         world_size: int = 1,
         listing: Path | None = None,
         refresh: bool = False,
+        store: Any = None,
     ) -> None:
         self._listed = ""
-        self.root = os.path.expanduser(os.fspath(root))
-        if is_url(self.root):
+        self.root, reads = os.path.expanduser(os.fspath(root)), store_from(store)
+        if reads or is_url(self.root):
             self.root = self.root.rstrip("/")
-            found = listing_of(self.root, listing, refresh)
+            found = listing_of(in_store(self.root, reads), listing, refresh)
             classes, files = found_at(found)
             kept = "" if listing is None else f" in {listing}. Give refresh=True to list anew"
             self._listed = f"It was listed at {found.at}{kept}"
@@ -311,9 +329,8 @@ class ImageFolder(ImageFiles):
             raise FileListError(
                 f"{self.root}: {paths.total} images are too few for {world_size} ranks"
             )
-        super().__init__(
-            paths, names, classes, transform=transform, target_transform=target_transform
-        )
+        transforms = {"transform": transform, "target_transform": target_transform}
+        super().__init__(paths, names, classes, store=reads, **transforms)
 
     fill_rows = ImageFiles.fill_rows  # it counts only in the class itself
 

@@ -28,7 +28,7 @@ def found_at(listing: Listing) -> tuple[list[str], Iterator[tuple[bytes, bytes]]
     root, objects = listing.url, [name.rpartition("/")[::2] for name in listing.names]
     classes = sorted({at.partition("/")[0] for at, _ in objects} - {""})
     found = [(at.partition("/")[0], at, name) for at, name in objects if _is_image(at, name)]
-    directories = {at: os.fsencode(f"{root}/{at}/") for _, at, _ in found}
+    directories = {at: os.fsencode(os.path.join(root, at, "")) for _, at, _ in found}
     return classes, ((directories[at], os.fsencode(name)) for _, at, name in sorted(found))
 
 

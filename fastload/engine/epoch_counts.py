@@ -24,6 +24,7 @@ from fastload.processes.segments import Segments
 from fastload.settings import Settings
 from fastload.telemetry import Recorder, Stats, cores_busy_s, merge
 from fastload.telemetry.recorder import gil_is_on
+from fastload.telemetry.remote_reads import Counts, between, read_so_far
 from fastload.telemetry.sums import plus
 
 NO_STATS = Stats()
@@ -48,6 +49,7 @@ class Counted:
     cpu_started: float
     cores_started: float
     idle_started: float
+    remote_started: Sequence[Counts]
     samples: int = 0
     batches: int = 0
     errors: int = 0
@@ -78,14 +80,14 @@ class EpochCounts:
         self._pools = pools
         self.children: Sequence[Child] = ()
         """The worker processes, whose CPU time counts."""
-        self.now = Counted(-1, [], 0.0, 0.0, 0.0, 0.0, 0.0)
+        self.now = Counted(-1, [], 0.0, 0.0, 0.0, 0.0, 0.0, [])
 
     def begin(
         self, settings: Settings, epoch: int, window: Window[Batch], recorders: list[Recorder]
     ) -> None:
         """Restart the counts at 0. `window` and `recorders` count the rest."""
         self._settings = settings
-        clocks = (self._cpu_s(), cores_busy_s(), self._idle_s())
+        clocks = (self._cpu_s(), cores_busy_s(), self._idle_s(), self._remote())
         earlier = self.total()
         window.recount()
         # One object, which is replaced: another thread may call `stats` at any time.
@@ -135,6 +137,7 @@ class EpochCounts:
             worker_method=self._who.kind if self._who.number else "",
             worker_reason=self._who.reason,
             useful_share=getattr(plan, "useful_share", None),
+            remote=between(now.remote_started, self._remote()),
             **self._held(),
         )
 
@@ -154,6 +157,10 @@ class EpochCounts:
         number = sum(probed for probed, _ in probes)
         held = sum(held / probed for probed, held in probes if probed)
         return {"gil_held": held, "gil_probes": number} if number else {}
+
+    def _remote(self) -> list[Counts]:
+        """Return what this process and each worker process have read from object stores until now."""
+        return [read_so_far(), *(child.remote.fetched for child in self.children)]
 
     def _idle_s(self) -> float:
         """Return the seconds in which workers of processes had no batch to read, added up."""

@@ -14,6 +14,7 @@ from fastload.order.lanes import LaneBatch
 from fastload.processes.jobs import RaisedInLoop
 from fastload.processes.packing import Packed, unpack
 from fastload.reading.notices import Notices
+from fastload.telemetry.remote_reads import Counts
 
 _FIELDS = "nbytes", "left_out", "error", "where", "handled", "skipped", "retries"
 _OF_LANES = "position", "size", "indices", "ended", "state"
@@ -42,6 +43,8 @@ class Outcome(NamedTuple):
     """Of the last worker, if it looked: seconds without a core, and how often it blocked, since its last look. Of its
     process, since the start: CPU seconds, and how often the GIL was probed and in use."""
     warnings: list[tuple[str, str, type[Warning]]]
+    fetched: Counts | None
+    """What the process has read from object stores since it began, or None if that is nothing."""
     kept: bool = False
     """Whether the dataset still sees the memory of the batch. Then it is never lent again."""
 

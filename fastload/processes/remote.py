@@ -7,7 +7,7 @@ import os
 import pickle
 import socket
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,6 +32,7 @@ from fastload.random.streams import Stream, entered
 from fastload.reading.notices import Notices
 from fastload.settings import Settings
 from fastload.telemetry import WaitClock
+from fastload.telemetry.remote_reads import Counts
 
 
 class Sent(NamedTuple):
@@ -69,6 +70,8 @@ class Remote:
         """The CPU seconds of the process until its latest look."""
         self.probes = 0, 0
         """How often the process probed its GIL while there was work, and how often that was in use."""
+        self.fetched: Counts = Counter()
+        """What the process had read from object stores at its latest answer."""
         self.workers = workers
         self._settings = settings
         self._segments = segments
@@ -220,6 +223,8 @@ class Remote:
         if outcome.waits is not None:  # a later look may have come before it
             _, _, cpu_s, probes = outcome.waits
             self.cpu_s, self.probes = max(self.cpu_s, cpu_s), max(self.probes, probes)
+        if outcome.fetched and outcome.fetched["requests"] >= self.fetched["requests"]:
+            self.fetched = outcome.fetched
         try:
             memories = self._memories(outcome, descriptors, segment)
         except OSError as exc:  # no more descriptors, or no more memory

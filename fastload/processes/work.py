@@ -34,6 +34,7 @@ from fastload.reading.fetch import Fetcher
 from fastload.reading.notices import Notices
 from fastload.reading.runs import Claim, Runs
 from fastload.settings import Settings
+from fastload.telemetry.remote_reads import read_so_far
 
 T = TypeVar("T")
 
@@ -233,6 +234,7 @@ class Work:
             reads=[observed.read(k) for k, observed in (*recorders.items(), (worker, last))],
             waits=looks.look(),
             warnings=[said.popleft() for _ in range(len(said))],
+            fetched=read_so_far() or None,
         )
         del data
         outcome = outcome._replace(kept=memory.let_go())

@@ -22,7 +22,12 @@ from fastload.errors import RemoteError, UsageError, needs
 
 
 class Entry(NamedTuple):
-    """An object in a listing. `path` is the one to read it by."""
+    """An object in a listing. `path` is the one to read it by.
+
+    Examples:
+        >>> fastload.remote.Entry("cat/1.jpg", 115_000, etag=None).path
+        'cat/1.jpg'
+    """
 
     path: str
     size: int

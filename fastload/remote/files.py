@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeGuard, TypeVar, cast
 
-from fastload.errors import RemoteError
+from fastload.errors import RemoteError, UsageError
 
 if TYPE_CHECKING:
     from fastload.remote.store import Store
@@ -21,9 +21,36 @@ T = TypeVar("T")
 SCHEMES = ("s3://", "gs://", "az://", "https://", "http://", "file://")
 
 
+class StoredPath(str):
+    """A path or URL of an object, with the store that reads it. The functions below take it as they take a URL."""
+
+    store: Store
+
+    def __new__(cls, path: str, store: Store) -> Self:
+        """Return the path as a string that knows its store."""
+        made = super().__new__(cls, path)
+        made.store = store
+        return made
+
+    def __getnewargs__(self) -> tuple[str, Store]:  # type: ignore[override]
+        return str(self), self.store
+
+
+def in_store(path: str | os.PathLike[str], store: Store | None) -> str:
+    """Return a path that is read by a store, or as it is if that is None."""
+    return os.fspath(path) if store is None else StoredPath(os.fspath(path), store)
+
+
+def store_from(given: Any) -> Store | None:
+    """Return what an argument `store=` means: None, a `Store`, or what `open_store` takes."""
+    from fastload.remote.store import Store, open_store
+
+    return given if given is None or isinstance(given, Store) else open_store(given)
+
+
 def is_url(path: Any) -> TypeGuard[str]:
-    """Return whether a path is a URL of an object, not the name of a local file."""
-    return isinstance(path, str) and path.startswith(SCHEMES)
+    """Return whether a path is one of an object, not the name of a local file."""
+    return isinstance(path, StoredPath) or (isinstance(path, str) and path.startswith(SCHEMES))
 
 
 def open_binary(path: Any, until: int | None = None) -> BinaryIO:
@@ -62,14 +89,18 @@ def is_there(url: str) -> bool:
 
 def list_below(url: str) -> list[str]:
     """Return the names of all objects below a URL, as they follow it."""
-    folder = url.rstrip("/") + "/"
-    prefix = folder.removeprefix(root_of(url))
-    return [entry.path.removeprefix(prefix) for entry in store_of(url).list(prefix)]
+    store, folder = store_of(url), url and f"{url.rstrip('/')}/"
+    # fsspec's names have no scheme, and begin with a slash or not.
+    prefix = folder.removeprefix(store.url).rpartition("://")[2].lstrip("/")
+    names = [entry.path.lstrip("/") for entry in store.list(folder)]
+    if wrong := next((name for name in names if not name.startswith(prefix)), None):
+        raise UsageError(f"{folder}: the store lists {wrong} below it. Name the folder as it does")
+    return [name.removeprefix(prefix) for name in names]
 
 
 def store_of(url: str) -> Store:
-    """Return this process's store of the bucket or host of a URL."""
-    return _store(root_of(url))
+    """Return the store of a path, or this process's store of the bucket or host of a URL."""
+    return url.store if isinstance(url, StoredPath) else _store(root_of(url))
 
 
 def root_of(url: str) -> str:
@@ -90,7 +121,7 @@ def apart(function: Callable[..., T], *args: Any) -> T:
 
     obstore's threads do not survive a fork. So a forked child calls the function, unless they run here already.
     """
-    if _obstore_runs():
+    if _obstore_runs() or any(isinstance(x, StoredPath) and not x.store.url for x in args):
         return function(*args)
     ours, theirs = os.pipe()
     with warnings.catch_warnings():

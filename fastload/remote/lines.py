@@ -32,8 +32,8 @@ class Session:
         self.etags: dict[str, str] = {}
         self.object_bytes = 0.0  # of a whole object, about, once one was read
         self.bytes_wanted = 0
-        self._requests = self._retried = self._throttled = self._bytes_fetched = 0
-        self._seconds: deque[float] = deque(maxlen=1000)
+        self.requests = self.retried = self.throttled = self.bytes_fetched = 0
+        self.seconds: deque[float] = deque(maxlen=1000)
         self._url = url
 
     def name(self, path: str) -> str:
@@ -44,28 +44,28 @@ class Session:
 
     def count(self, outcome: Got | Failure, seconds: float, again: bool) -> None:
         """Count an attempt. `again`: it is repeated."""
-        self._requests += 1
-        self._retried += again
+        self.requests += 1
+        self.retried += again
         if isinstance(outcome, Failure):
-            self._throttled += outcome.throttled
+            self.throttled += outcome.throttled
             return
-        self._bytes_fetched += len(outcome.data)
-        self._seconds.append(seconds)
+        self.bytes_fetched += len(outcome.data)
+        self.seconds.append(seconds)
         if outcome.data and outcome.whole:
             known = self.object_bytes or len(outcome.data)
             self.object_bytes = known + (len(outcome.data) - known) / 16
 
     def stats(self) -> dict[str, Any]:
         """Return the counts."""
-        seconds = sorted(self._seconds)
+        seconds = sorted(self.seconds)
         return {
-            "requests": self._requests,
+            "requests": self.requests,
             "bytes_wanted": self.bytes_wanted,
-            "bytes_fetched": self._bytes_fetched,
+            "bytes_fetched": self.bytes_fetched,
             "p50_s": seconds[len(seconds) // 2] if seconds else 0.0,
             "p99_s": seconds[len(seconds) * 99 // 100] if seconds else 0.0,
-            "retries": self._retried,
-            "throttled": self._throttled,
+            "retries": self.retried,
+            "throttled": self.throttled,
         }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from fastload.remote import fetching
+from fastload.remote import counts, fetching
 from fastload.remote.attempts import attempted, once
 from fastload.remote.backends import Entry, backend, check, without_credentials
 from fastload.remote.lines import Job, Lines, Request, Session
@@ -28,9 +28,6 @@ _opening = threading.RLock()
 def open_store(source: Any, *, retries: int = 5, timeout: float = 30.0, **options: Any) -> Store:
     """Return a store of objects: below a URL, of an fsspec file system, or of an object with `read(url)`.
 
-        store = open_store("s3://bucket/images")
-        store.read("cat.jpg")
-
     Args:
         source: a URL: s3://, gs://, az://, https://, http:// or file://. Needs the extra `remote`. Or an fsspec file
             system, or any object with `read(url) -> bytes` that threads may call at once. These retry by themselves
@@ -40,6 +37,12 @@ def open_store(source: Any, *, retries: int = 5, timeout: float = 30.0, **option
         timeout: seconds without a byte from the server after which a request has failed.
         options: of obstore's client for URLs: `endpoint`, `region`, keys and others. Whatever is not given comes from
             the environment, as obstore reads it. A pickled store carries what is given here, keys too.
+
+    Examples:
+        >>> import pathlib
+        >>> store = fastload.remote.open_store(pathlib.Path("images").absolute().as_uri())
+        >>> len(store.list()) > 0
+        True
     """
     check(source, options)
     return Store(source, retries, timeout, options)
@@ -50,6 +53,16 @@ class Store:
 
     A path is what follows the source's URL, or a whole URL below it. An object that changes after this store first read
     it in this process is a `RemoteError`: its ETag tells. An object that is missing is a `FileNotFoundError`.
+
+    Args:
+        source, retries, timeout, options: those of `open_store`, which makes it.
+
+    Examples:
+        >>> import pathlib
+        >>> store = fastload.remote.open_store(pathlib.Path("images").absolute().as_uri())
+        >>> first = store.list()[0]
+        >>> len(store.read(first.path)) == store.size(first.path) == first.size
+        True
     """
 
     fastload_per_worker = ()  # workers share it, with its look-ahead
@@ -60,6 +73,11 @@ class Store:
         self._below = url and (url if url.endswith("/") else f"{url}/")
         self._session: Session | None = None
         self._hits = 0
+
+    @property
+    def url(self) -> str:
+        """The URL that was given, with a slash at its end, or "" if it was not a URL."""
+        return self._below
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), self._arguments
@@ -149,7 +167,7 @@ class Store:
         return [session.etags.get(name) for name in names]
 
     def open(self, path: str, until: int | None = None) -> io.BufferedReader:
-        """Open an object as a binary file that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
+        """Return an object as a file that seeks. Read in order, it reads ahead, but begins nothing at `until`."""
         return io.BufferedReader(RemoteFile(self, self._path(path), until), BUFFER)
 
     def list(self, prefix: str = "") -> list[Entry]:
@@ -204,7 +222,9 @@ class Store:
                     source, retries, timeout, options = self._arguments
                     client = backend(source, options, retries, timeout)
                     url = self._below and without_credentials(self._below)
-                    self._session = session = Session(self, client, url, retries)
+                    session = Session(self, client, url, retries)
+                    counts.include(session)
+                    self._session = session
         return session
 
     def _path(self, path: str) -> str:

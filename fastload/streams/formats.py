@@ -218,7 +218,7 @@ class Tar(_Whole):
                         sample, start = {}, member.offset
                     if stop is not None and start >= stop:
                         return
-                    sample["__key__"], sample["__url__"] = key, os.fspath(path)
+                    sample["__key__"], sample["__url__"] = key, str(os.fspath(path))
                     sample[ending] = tar.extractfile(member).read()  # type: ignore[union-attr]
                 end = tar.offset
             file.seek(end)

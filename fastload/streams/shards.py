@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fastload._kit.hashing import mix64
 from fastload._kit.integers import integer
 from fastload._kit.user_errors import annotate
+from fastload.remote.files import StoredPath, store_from
 from fastload.streams.chain import Stream
 from fastload.streams.formats import Format, Record, format_of
 from fastload.streams.passes import Draws, Element, Mark, Pass, Place, Run
@@ -36,6 +37,8 @@ class Shards(Stream):
         seed: makes that order.
         rank, world_size: those of this process. None: of torch.distributed, if that is initialised as an epoch begins,
             else 0 and 1.
+        store: reads `paths`, which are then paths or URLs in it: a `fastload.remote.Store`, or what `open_store` takes,
+            such as a file system of fsspec. A function `read` may call `path.store.open(path)`.
 
     Examples:
         >>> stream = fastload.streams.Shards(["numbers.jsonl"], seed=7)
@@ -53,6 +56,7 @@ class Shards(Stream):
         seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
+        store: Any = None,
     ) -> None:
         if isinstance(paths, str) or not (
             hasattr(paths, "__getitem__") and hasattr(paths, "__len__")
@@ -70,6 +74,8 @@ class Shards(Stream):
                 f"{min(counts)}"
             )
         self.counts = None if counts is None else np.array([integer("counts", n) for n in counts])
+        self.store = store_from(store)
+        """Reads the shards, or None if their paths say what does."""
         self.format: Format = format_of(read, self.paths[0])
         super().__init__()
         names = [_name_of(path) for path in self.paths]
@@ -213,6 +219,8 @@ class _ShardsPass(Run):
         form, ranges = self._stream.format, self._share[2]
         self._shard = int(self._order[number // ranges])
         path, begin, stop = self._stream.paths[self._shard], 0, None
+        if self._stream.store is not None:
+            path = StoredPath(path, self._stream.store)
         if ranges > 1:
             begin, stop = form.bounds(path, number % ranges, ranges)
         if self._position is None:

@@ -2,7 +2,8 @@
 
 `recorder` has clocks, histograms, and the recorder that each thread writes to. `stages` names the parts of a sample,
 for the recorder and for a torch profiler. `snapshot` has the figures of an epoch as values. `diagnosis` has the rules
-that say what bounds a run. `stats` prints both. `sums` adds up epochs, and `ranks` has what the ranks of a job say.
+that say what bounds a run, and `remote_waits` those for object stores, whose counts are in `remote_reads`. `stats`
+prints both. `sums` adds up epochs, and `ranks` has what the ranks of a job say.
 """
 
 from fastload.telemetry.ranks import Ranks, RankStats
@@ -14,7 +15,7 @@ from fastload.telemetry.recorder import (
     delayed_s,
     merge,
 )
-from fastload.telemetry.snapshot import Stage
+from fastload.telemetry.snapshot import RemoteReads, Stage
 from fastload.telemetry.stages import (
     add_to_stage,
     profiler_config,
@@ -30,6 +31,7 @@ __all__ = [
     "RankStats",
     "Ranks",
     "Recorder",
+    "RemoteReads",
     "Stage",
     "Stats",
     "WaitClock",

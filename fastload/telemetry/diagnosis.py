@@ -6,6 +6,7 @@ from math import ceil
 from typing import NamedTuple
 
 from fastload._kit.texts import counted
+from fastload.telemetry.remote_waits import waits_remotely
 from fastload.telemetry.snapshot import (
     Snapshot,
     Stage,
@@ -84,8 +85,8 @@ class Diagnosis(NamedTuple):
     cause: str
     """"nothing" (there are too few figures, or most of the wait was the start), "step" (the training step),
     "inline" (there are no workers), "sampler", "straggler" (one slow sample), "gil", "collate", "pin", "prefetch" (too
-    few batches in flight), "storage", "decode" or another stage that the dataset named, "cores" (all are busy) or
-    "workers" (too few), or "others" (other processes take the cores)."""
+    few batches in flight), "storage", "remote" (an object store), "decode" or another stage that the dataset named,
+    "cores" (all are busy) or "workers" (too few), or "others" (other processes take the cores)."""
     advice: str
     """What to change."""
     sentence: str
@@ -328,6 +329,8 @@ def _work(stats: Snapshot) -> Diagnosis:
     if not _waits(stats) and others_share(stats) > OTHERS and _cores_taken(stats):
         return _crowded(stats)
     more = f"num_workers={_enough(stats)}"
+    if _waits(stats) and (remotely := waits_remotely(stats, _enough(stats))):
+        return _finding("remote", *remotely)
     if _waits(stats):
         what = f'stage "{largest.name}"' if largest and cause != "storage" else "storage"
         packed = ", or packed data that is read in order" if what == "storage" else ""

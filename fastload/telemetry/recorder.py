@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from itertools import accumulate
 from math import ceil, log2, nan
@@ -118,9 +118,15 @@ class Histogram:
 
     def quantiles(self, *shares: float) -> tuple[float, ...]:
         """Return the quantile of each share (0 to 1) of what was counted: something must be."""
-        reached = list(accumulate(self._counts))
-        places = (bisect_left(reached, max(1, ceil(share * reached[-1]))) for share in shares)
-        return tuple(_LOWEST_S * 2 ** ((place + 0.5) / _PER_OCTAVE) for place in places)
+        return quantiles_of(dict(enumerate(self._counts)), *shares)
+
+
+def quantiles_of(counts: Mapping[int, int], *shares: float) -> tuple[float, ...]:
+    """Return the quantile of each share of durations, from how many are in each bucket."""
+    buckets = sorted(counts)
+    reached = list(accumulate(counts[place] for place in buckets))
+    places = (bisect_left(reached, max(1, ceil(share * reached[-1]))) for share in shares)
+    return tuple(_LOWEST_S * 2 ** ((buckets[place] + 0.5) / _PER_OCTAVE) for place in places)
 
 
 def bucket(seconds: float) -> int:

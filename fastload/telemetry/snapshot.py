@@ -37,6 +37,40 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteReads:
+    """What was read from object stores in an epoch, in the loop's process and in the workers' together.
+
+    It has all stores of these processes: others than the dataset's too. There is no figure for the CPU that it took:
+    the threads that read also decode.
+
+    Examples:
+        >>> epoch = list(loader)
+        >>> loader.stats().remote is None  # it read no store
+        True
+    """
+
+    requests: int = 0
+    """Requests, with those that failed."""
+    bytes_wanted: int = 0
+    """Bytes that reads returned."""
+    bytes_fetched: int = 0
+    """Bytes that came. Gaps between merged ranges are among them, and what was read ahead and not asked for."""
+    seconds: float = 0.0
+    """How long the requests that succeeded took, added up. Divided by `elapsed_s`: how many were in flight."""
+    p50_s: float = 0.0
+    """Half of them took at most this long. This quantile and the next one are within 4.5 %."""
+    p99_s: float = 0.0
+    retries: int = 0
+    """Requests that were repeated."""
+    throttled: int = 0
+    """Requests that the server refused for now (503, 429), or did not answer in time."""
+    in_flight_limit: int = 0
+    """How many requests may be in flight now, in all processes that read."""
+    cache_hits: int = 0
+    """Reads that needed no request."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The figures of one epoch of a loader; `Stats` adds the report."""
 
@@ -127,6 +161,8 @@ class Snapshot:
     """Why "auto" chose it, or "" if it did not choose."""
     useful_share: float | None = None
     """The share (0 to 1) of an epoch's tokens that are not padding, if the batch sampler or the dataset plans it."""
+    remote: RemoteReads | None = None
+    """What was read from object stores, or None if nothing was."""
     ended: bool = False
     """Whether the epoch is over and the figures no longer change."""
 

@@ -70,6 +70,7 @@ def _figures(stats: Snapshot) -> list[str]:
         ("batches", f"{stats.batches:,}", f"{stats.batches * per_s:,.1f} a second"),
         ("bytes", size_text(stats.bytes), f"{size_text(stats.bytes * per_s)} a second"),
         *_padding(stats),
+        *_remote(stats),
         ("errors", f"{stats.errors:,}", retried),
         ("loop waited", duration(waited_s(stats)), waited),
         *(_worker_figures(stats) if stats.workers else _no_workers(stats)),
@@ -111,6 +112,25 @@ def _padding(stats: Snapshot) -> list[tuple[str, str, str]]:
     if (share := stats.useful_share) is None:
         return []
     return [("useful tokens", f"{share:.1%}", f"of the epoch; {1 - share:.1%} are padding")]
+
+
+def _remote(stats: Snapshot) -> list[tuple[str, str, str]]:
+    remote = stats.remote
+    if remote is None:
+        return []
+    in_flight = remote.seconds / stats.elapsed_s if stats.elapsed_s else 0.0
+    each = f"p50 {duration(remote.p50_s)}, p99 {duration(remote.p99_s)}, {in_flight:.1f} in flight"
+    counts = {
+        "retried": remote.retries,
+        "throttled": remote.throttled,
+        "cache hits": remote.cache_hits,
+    }
+    wanted = [f"{size_text(remote.bytes_wanted)} wanted"]
+    wanted += [f"{number:,} {name}" for name, number in counts.items() if number]
+    return [
+        ("requests", f"{remote.requests:,}", each),
+        ("fetched", size_text(remote.bytes_fetched), ", ".join(wanted)),
+    ]
 
 
 def _worker_figures(stats: Snapshot) -> list[tuple[str, str, str]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from fastload.telemetry.snapshot import Stage
+from fastload.telemetry.snapshot import RemoteReads
 from fastload.telemetry.stats import Stats
 
 _SUMS = (
@@ -16,6 +16,9 @@ _SUMS = (
     *("blocked", "process_cpu_s", "others_cpu_s"),
 )
 _STAGE_SUMS = ("seconds", "count", "cpu_s")
+_REMOTE_SUMS = (
+    *("requests", "bytes_wanted", "bytes_fetched", "seconds", "retries", "throttled", "cache_hits"),
+)
 
 
 def less(stats: Stats, before: Stats) -> Stats:
@@ -61,15 +64,22 @@ def _summed(stats: Stats, other: Stats, sign: int) -> Stats:
         stats,
         **_sums(_SUMS, stats, other, sign),
         stages=stages,
+        remote=_summed_remote(stats.remote, other.remote, sign),
         occupancy=min(1.0, mean("occupancy", "batches")),
         gil_pressure=min(1.0, mean("gil_pressure", "gil_probes")),
         gil_held=mean("gil_held", "gil_probes"),
     )
 
 
-def _sums(
-    names: Sequence[str], one: Stats | Stage, two: Stats | Stage, sign: int
-) -> dict[str, Any]:
+def _summed_remote(
+    one: RemoteReads | None, two: RemoteReads | None, sign: int
+) -> RemoteReads | None:
+    if one is None or two is None:
+        return one or (two if sign > 0 else None)
+    return replace(one, **_sums(_REMOTE_SUMS, one, two, sign))
+
+
+def _sums(names: Sequence[str], one: Any, two: Any, sign: int) -> dict[str, Any]:
     values = attrgetter(*names)
     pairs = zip(values(one), values(two), strict=True)
     return {name: max(0, a + sign * b) for name, (a, b) in zip(names, pairs, strict=True)}

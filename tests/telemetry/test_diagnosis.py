@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fastload.telemetry import Stage, Stats
+from fastload.telemetry import RemoteReads, Stage, Stats
 from fastload.telemetry.diagnosis import (
     COMPUTES,
     FEWEST_BATCHES,
@@ -93,6 +93,13 @@ def crowded(**changes: Any) -> Stats:
             **changes,
         }
     )
+
+
+def remote(**changes: Any) -> Stats:
+    """The same, with 3,200 objects of 115 KB, read in 20 ms each: 6.4 in flight of at most 16."""
+    figures = {"requests": 3200, "seconds": 64.0, "p50_s": 0.02, "in_flight_limit": 16}
+    reads = RemoteReads(**{**figures, "bytes_fetched": 3200 * 115_000, **changes})
+    return waiting(remote=reads)
 
 
 ALONE = run(
@@ -203,6 +210,17 @@ CASES = [
     (run(workers=8, worker_wait_s=2.0), "workers", "num_workers=9"),
     (run(stages=stages(sample=38.0, decode=30.0)), "decode", 'in "decode", cores are free'),
     (run(stages={}), "workers", "num_workers"),
+    (remote(), "remote", "20.0 ms each, 6.4 in flight of at most 16"),
+    (remote(), "remote", "more requests in flight: prefetch_batches=12, or num_workers=8"),
+    (remote(in_flight_limit=9), "remote", "Small objects bound the run: requests of 115.0 kB"),
+    (remote(in_flight_limit=9), "remote", "; larger objects or shards."),
+    (remote(in_flight_limit=10), "remote", "Too few requests in flight"),
+    (remote(in_flight_limit=9, bytes_fetched=2**34), "remote", "1.7 GB a second"),
+    (remote(throttled=32), "remote", "6.4 in flight"),
+    (remote(throttled=33), "remote", "33 of 3,200 requests were throttled by the server"),
+    (replace(remote(throttled=33), sample_cpu_s=38.0), "workers", "more workers"),
+    (replace(remote(), consumer_wait_s=0.1), "step", "nothing in the loader"),
+    (replace(remote(), remote=RemoteReads(cache_hits=9)), "storage", "num_workers="),
 ]
 
 
