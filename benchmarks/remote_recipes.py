@@ -101,7 +101,7 @@ def write(task: Task) -> None:
 
         litdata.optimize(
             fn=encoded,
-            inputs=range(task.count),
+            inputs=[*range(task.count)],
             output_dir=str(task.folder / "litdata"),
             chunk_bytes=of_shard,
             num_workers=1,
