@@ -129,7 +129,7 @@ class Store:
 
         Args:
             requests: paths, or (path, start, stop).
-            owner: who announces, if several share this store: an empty list cancels only what an equal owner
+            owner: names the caller, if several share this store: an empty list cancels only what an equal owner
                 announced. A number or a string, for instance.
         """
         wanted = dict(enumerate(map(self._request, requests)))

@@ -177,7 +177,7 @@ class ListsMore:
     def cat_file(self, path: str) -> bytes:
         return b""
 
-    def find(self, path: str, detail: bool) -> dict[str, Any]:
+    def find(self, path: str, **_: Any) -> dict[str, Any]:
         return {f"home/{path}a.jpg": {"size": 0}}
 
 
