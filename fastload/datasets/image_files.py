@@ -19,7 +19,7 @@ from fastload.errors import FileListError, UsageError
 from fastload.image import open_image
 from fastload.image.decode import read_file
 from fastload.image.render import Render, empty_result, make_render
-from fastload.remote.files import in_store, is_url, root_of, store_from, store_of
+from fastload.remote.files import announce, in_store, is_url, root_of, store_from, store_of
 from fastload.remote.listing import listing_of
 from fastload.rows import Run
 from fastload.telemetry import stage
@@ -165,10 +165,8 @@ class ImageFiles(Dataset[tuple[Any, Any]]):
 
     def _begin(self, indices: Sequence[int]) -> None:
         paths = [self.locate(index) for index in indices]
-        for root in self._roots:
-            begun = [path for path in paths if path.startswith(root)]
-            if begun or not len(indices):  # an empty list would forget what earlier calls began
-                self._store_of(root).will_read(begun, owner=id(self))
+        ends, owner = not len(indices), id(self)
+        announce(paths, self._roots, ends=ends, owner=owner, store_at=self._store_of)
 
     def __len__(self) -> int:
         return len(self.image_paths)

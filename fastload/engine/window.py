@@ -110,7 +110,7 @@ class Window(Generic[T]):
         self._lock = threading.RLock()
         # Owns the loop's side, if several threads share one iterator. The thread in `next()` holds it.
         self.taking = threading.RLock()
-        self.telling = threading.Lock()  # owns what the dataset is told of batches ahead
+        self.telling = threading.Lock()  # owns the calls of the dataset's `will_read`
         # Threads that wait until ...
         self._workers = [Line() for _ in range(self.lanes)]  # ... their lane has units to claim
         self._collector = Line()  # ... a ticket is complete

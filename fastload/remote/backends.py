@@ -239,7 +239,7 @@ class _Obstore:
                 repeats = 0
             return Failure(reason, repeats, code in (429, 503), quotable=False)
         if _NO_RANGES.search(text):
-            # Nobody reads the whole object instead: each range of a large one would cost all of it.
+            # Not the whole object instead: each range of a large one would transfer all of it.
             reason = "the server answers a range with the whole object"
             return Failure(reason, inf if self._gives_ranges else 1, quotable=False)
         kind = _KIND.search(text)

@@ -3,7 +3,7 @@
 Two sparse files stand for an object that has one ETag: its bytes, and a table with an entry for each block. An entry
 is the block's CRC-32 and the second of its last use. It is written after the block, so a block without one isn't there.
 Readers hold a shared lock on their blocks, of the kind that belongs to an open file and ends with its processes.
-Whoever makes room takes an exclusive one, and leaves the blocks that it does not get.
+To delete a block takes its exclusive lock. A block that is locked is left.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Cache:
             raise
 
     def room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more may be written. Delete blocks that were not used for long, if needed."""
+        """Make room for `nbytes`, by deleting the least recently used blocks. Return whether there is room."""
         if self.off or nbytes > self.most_bytes:
             return False
         with _lock:
@@ -164,7 +164,7 @@ class CachedObject:
     def _open(self, etag: str) -> None:
         fd, table = self._cache.files(self._url, etag)
         self._files = Descriptor(fd), Descriptor(table)
-        # Both only grow to their sizes, whoever is first.
+        # Several processes may do this at once: neither file ever shrinks.
         os.truncate(fd, self.size)
         entries = -(-self.size // BLOCK) * ENTRY.itemsize
         if os.fstat(table).st_size < entries:

@@ -1,6 +1,6 @@
 """The folders of caches: room is made in them, and temporary ones go with their processes.
 
-Blocks that were not used for long are given up, but none under a reader.
+The least recently used blocks are deleted first, but none that is being read.
 """
 
 from __future__ import annotations

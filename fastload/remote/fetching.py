@@ -1,7 +1,7 @@
 """The requests of this process, and its threads that make some of them.
 
 A thread that reads makes its request itself. Threads of this file make the requests of look-ahead, and the others of
-`read_many`. So a read never waits for a thread, and look-ahead that nobody has begun is begun by who asks for it.
+`read_many`. So a read never waits for a thread. If it asks for look-ahead that has not begun, it begins that itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Fetching:
         self._turns, self._lines = Turns(perf_counter()), Lines(ahead_bytes)
         self.limit = self._turns.limit
         self._forgotten: deque[Callable[[Lines], None]] = deque()
-        """What `forget` was told. Whoever has the lock does it."""
+        """What `forget` was told. The thread that holds the lock does it."""
         self._work: SimpleQueue[None] = SimpleQueue()
         """Where idle threads wait. `_pump` wakes one for a request that may begin, `close` all to end."""
         self._threads: set[threading.Thread] = set()

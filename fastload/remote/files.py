@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, Self, TypeGuard, TypeVar, cast
@@ -101,6 +101,30 @@ def list_below(url: str) -> list[str]:
 def store_of(url: str) -> Store:
     """Return the store of a path, or this process's store of the bucket or host of a URL."""
     return url.store if isinstance(url, StoredPath) else _store(root_of(url))
+
+
+def announce(
+    requests: Iterable[Any],
+    roots: Iterable[str],
+    *,
+    ends: bool,
+    owner: object,
+    store_at: Callable[[str], Store] = store_of,
+) -> None:
+    """Begin what a dataset reads next, each by the store of its bucket or host. See `Store.will_read`.
+
+    Args:
+        requests: URLs, or (URL, start, stop). Those below no root are left out.
+        roots: the URLs of the buckets and hosts.
+        ends: whether the dataset reads nothing more, so that what it announced is cancelled.
+        owner: tells the dataset from others on the same store.
+        store_at: returns the store of a root.
+    """
+    named = [(of if isinstance(of, str) else of[0], of) for of in requests]
+    for root in roots:
+        begun = [of for url, of in named if url.startswith(root)]
+        if begun or ends:  # an empty list cancels
+            store_at(root).will_read(begun, owner=owner)
 
 
 def root_of(url: str) -> str:

@@ -108,7 +108,7 @@ class Job:
         return self.data[start - self.start : None if stop is None else stop - self.start]
 
     def pause(self, seconds: float) -> bool:
-        """Wait before a retry. Return False as soon as nobody wants the bytes any more."""
+        """Wait before a retry. Return False if the last reader leaves meanwhile."""
         try:
             self._dropped.get(timeout=seconds)
         except Empty:
@@ -116,7 +116,7 @@ class Job:
         return False
 
     def drop(self) -> None:
-        """Say that nobody wants the bytes any more."""
+        """Wake a pause: the last reader has left."""
         self._dropped.put(None)
 
 

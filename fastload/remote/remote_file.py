@@ -76,7 +76,7 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     def _fetch(self, wanted: int) -> None:
-        """Hold the part at the position, of which so many bytes are wanted, and have the next parts fetched."""
+        """Read the part at the position, of which `wanted` bytes are needed, and announce the next parts."""
         end = self._begin + len(self._part)
         is_next = self._at == end > 0
         self._forget(sum(stop <= self._at for _, stop in self._ahead))

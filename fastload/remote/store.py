@@ -16,7 +16,7 @@ from fastload.remote.lines import Job, Lines, Request, Session
 from fastload.remote.remote_file import BUFFER, RemoteFile
 
 GAP = 1 << 20
-"""Bytes that nobody asked for are read, if two ranges of an object then need one request instead of two."""
+"""Two ranges of an object share a request if at most this many bytes lie between them, which are read and dropped."""
 
 MERGED = 8 << 20
 """The most that a request of merged ranges reads."""

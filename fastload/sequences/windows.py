@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset
 
 from fastload._kit.integers import as_indices, integer
 from fastload.errors import SequenceError
-from fastload.remote.files import root_of, store_of
+from fastload.remote.files import announce, root_of, store_of
 from fastload.rows import Run
 from fastload.sequences.packed import Packed
 from fastload.sequences.token_files import OpenFile, parts_of
@@ -198,10 +198,7 @@ class TokenWindows(Dataset[dict[str, Tensor]]):
 
     def _begin(self, indices: Sequence[int]) -> None:
         wanted = self._remote_spans(indices).values()
-        for root in self._roots:
-            begun = [span for span in wanted if span[0].startswith(root)]
-            if begun or not len(indices):  # an empty list would forget what earlier calls began
-                store_of(root).will_read(begun)
+        announce(wanted, self._roots, ends=not len(indices), owner=id(self))
 
     def _remote_spans(self, indices: Sequence[int]) -> dict[int, tuple[str, int, int]]:
         """Return URL, begin and end of each window that is at a URL, by its place in `indices`."""

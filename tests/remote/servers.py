@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -65,7 +66,7 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-class Server:
+class Server(ABC):
     """A server of S3 with one bucket and one user. Its data is in `folder` and survives `kill` and `start`."""
 
     NAME: ClassVar[str]
@@ -87,13 +88,13 @@ class Server:
         """The endpoint."""
         return f"http://127.0.0.1:{self.port}"
 
+    @abstractmethod
     def command(self) -> list[str]:
         """Return the arguments of the program."""
-        raise NotImplementedError
 
+    @abstractmethod
     def variables(self) -> dict[str, str]:
         """Return what its environment has beside ours."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """Start it and wait until it says that it answers. Call it in the main thread: the server ends with it."""

@@ -8,6 +8,7 @@ import json
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,20 @@ except KeyboardInterrupt:
     assert json.loads(out) == ["interrupted", 5]
 
 
+def printed(program: str) -> Any:
+    """Return the JSON that a program prints."""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
 def test_a_pickled_store_is_read_in_a_spawned_process() -> None:
     program = (
         BEGIN
@@ -143,16 +158,7 @@ if __name__ == "__main__":
         print(json.dumps(pool.map(store.size, [KEY] * 4)))
 """
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == [1234] * 4
+    assert printed(program) == [1234] * 4
 
 
 def test_nothing_is_imported_or_begun_before_the_first_read() -> None:
@@ -166,16 +172,7 @@ store = open_store("s3://data")
 repr(store)
 print(json.dumps([early, threading.active_count(), len(store.read(KEY)), "obstore" in sys.modules]))
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout) == [[], 1, 1234, True]
+    assert printed(program) == [[], 1, 1234, True]
 
 
 WORKERS = """

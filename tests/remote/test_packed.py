@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import fastload
 from fastload.datasets import PackedDataset
@@ -31,6 +30,7 @@ from tests.children import ROOT
 from tests.datasets.test_packed import write
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Bucket
+from tests.remote.test_images import equal
 
 PLAN = RandomResizedCrop(8)
 COUNT = 40
@@ -72,14 +72,6 @@ def read(dataset: Any, **options: Any) -> list[Any]:
     options = {"batch_size": 7, "shuffle": True, "seed": 3, **options}
     with fastload.DataLoader(dataset, **options) as loader:
         return [*loader]
-
-
-def equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b)
-        for x, y in zip(one, other, strict=True)
-        for a, b in zip(x, y, strict=True)
-    )
 
 
 @pytest.mark.parametrize("kept", ["temporary", "named", "nothing"])

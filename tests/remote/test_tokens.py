@@ -12,6 +12,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ import torch
 
 import fastload
 from fastload.errors import RemoteError, SequenceError
-from fastload.remote import files, open_store
+from fastload.remote import Store, files, open_store
 from fastload.sequences import TokenWindows
 from tests.remote.proxy import Proxy
 from tests.remote.servers import Bucket
@@ -153,3 +154,18 @@ def test_what_is_no_file_of_tokens_names_its_url(bucket: Bucket, proxy: Proxy) -
     with pytest.raises(FileNotFoundError) as caught:
         TokenWindows("s3://data/tokens/none.bin", LENGTH, dtype="uint16")
     assert caught.value.filename == "s3://data/tokens/none.bin"
+
+
+def test_one_set_of_windows_cancels_nothing_of_another(tmp_path: Path) -> None:
+    np.save(tmp_path / "tokens.npy", np.arange(100, dtype=np.uint16))
+    sets = [TokenWindows([f"file://{tmp_path}/tokens.npy"], 10) for _ in range(2)]
+    told: list[tuple[int, object]] = []
+    with mock.patch.object(
+        Store, "will_read", lambda _, wanted, *, owner: told.append((len(wanted), owner))
+    ):
+        for windows in sets:
+            assert windows.will_read is not None
+            windows.will_read([0, 1])
+            windows.will_read([])
+    assert [count for count, _ in told] == [2, 0, 2, 0]
+    assert len({owner for _, owner in told}) == 2
