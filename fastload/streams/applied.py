@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -82,7 +83,8 @@ class _AppliedPass(Pass):
     def following(self) -> Any:
         """Return what the function gives next, or `END`."""
         if self._returned is None:
-            self._returned = self._function(_Taken(self))
+            # Not a circle: an epoch that is left closes its files at once, not at the next garbage collection.
+            self._returned = self._function(_Taken(weakref.proxy(self)))
             names = "state_dict", "load_state_dict"
             self._keeps = all(hasattr(self._returned, name) for name in names)
             if self._state is not None:

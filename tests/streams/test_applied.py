@@ -7,10 +7,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import random
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,3 +159,16 @@ def test_a_shuffle_over_one_that_holds_samples_goes_on(tmp_path: Path) -> None:
         assert state["approximate"]
         rest = [*reading(stream, 0, 0, 1, state)]
         assert len({*range(60)} - {*head} - {*rest}) < 20
+
+
+@pytest.mark.parametrize("function", [late, Late])
+def test_an_epoch_that_is_left_closes_its_files_at_once(function: Any, tmp_path: Path) -> None:
+    it = reading(numbers(tmp_path, 30).apply(function), 0, 0, 1)
+    assert next(it) == 0
+    opened = weakref.ref(it._pass)
+    gc.disable()
+    try:
+        del it
+        assert opened() is None
+    finally:
+        gc.enable()
